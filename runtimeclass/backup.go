@@ -41,6 +41,8 @@ type edited struct {
 	configFile
 	after   []byte
 	handler string
+	// more are changes that go with it.
+	more []hosttree.Change
 }
 
 // edit plans the new text of a configuration and a backup of the original.

@@ -33,6 +33,13 @@ type Configuration struct {
 	CRIDisabled bool
 }
 
+// Ours returns the runtimes that start this project's shim.
+func (c Configuration) Ours() map[string]Runtime {
+	ours := maps.Clone(c.Runtimes)
+	maps.DeleteFunc(ours, func(_ string, r Runtime) bool { return !r.Ours() })
+	return ours
+}
+
 // cgroupOptions returns the option SystemdCgroup of the default runtime; nil if it is not set.
 func (c Configuration) cgroupOptions() map[string]any {
 	v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool)

@@ -5,22 +5,66 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// DropInName is the name of our file in a directory of imports. It sorts after names that begin
-// with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last file wins.
-const DropInName = "nvidia-shim.toml"
+// Containerd is the name of containerd, and DefaultContainerdConfig its own default.
+const (
+	Containerd              = "containerd"
+	DefaultContainerdConfig = "/etc/containerd/config.toml"
+)
 
-// mergesImports reports whether the daemon merges the tables of imported files. containerd before
-// 2.1 replaces a plugin's whole section with that of the last file that has one (containerd issue
-// 5837).
-func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
+// containerd is a containerd that belongs to no other daemon.
+type containerd struct{}
 
-// registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
+func (containerd) daemon() Daemon {
+	return Daemon{
+		Name: Containerd, Title: "containerd", Process: "containerd", Config: DefaultContainerdConfig, IsContainerd: true,
+		// A node of kind is a container with a containerd.
+		Signs:       slices.Concat([]string{"/kind/version"}, inServicePath("containerd"), []string{DefaultContainerdConfig}),
+		Programs:    inServicePath("containerd"),
+		ProgramDirs: []string{"/opt/bin", "/var/lib/k0s/bin", "/snap/microk8s/current/bin"},
+		Version:     "2.1.4",
+	}
+}
+
+// owns is false: see Owner.
+func (containerd) owns(procfs.Process) bool { return false }
+
+func (containerd) runtimes(h Host, file string) (map[string]Runtime, error) {
+	c, err := ReadConfiguration(h, file)
+	return c.Ours(), err
+}
+
+// files takes out the runtimes that the installation registered, also those without our marks.
+// Others were written by an operator: they stay, and keep the programs.
+func (containerd) files(p *Plan, o Options, but string) ([]configFile, error) {
+	loaded, err := p.Host.load(o.ConfigFile, false)
+	if err == nil && p.Host.registered(o) {
+		own := registeredIn(loaded)
+		if but != "" || len(own) == 0 {
+			own = []string{o.Registration.Handler}
+		}
+		isOther := func(name string) bool { return !slices.Contains(own, name) }
+		names := slices.DeleteFunc(unmarked(loaded), isOther)
+		if but == "" { // otherwise install writes these again
+			names = append(names, marked(loaded)...)
+			p.startedByHand = startedFrom(loaded, o.Registration.BinDir, isOther)
+		}
+		err = takeOut(loaded, names)
+	}
+	var files []configFile
+	for _, f := range loaded {
+		files = append(files, f.configFile)
+	}
+	return files, err
+}
+
+// register adds the handler in a drop-in file if the
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file whose runtimes take effect.
-func (p *Plan) registerContainerd(o Options) (none edited, err error) {
+func (containerd) register(p *Plan, o Options) (none edited, err error) {
 	h := p.Host
 	files, err := h.load(o.ConfigFile, false)
 	if err != nil {
@@ -79,6 +123,28 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 	p.note("%s", why)
 	return p.registerInTOML(o, list, files, target, form)
 }
+
+func (containerd) restart(Host, bool) Restart {
+	return Restart{Verb: "restart", Units: []string{"containerd"}}
+}
+
+// byHand returns what files found, or for another daemon all that the configuration has.
+func (c containerd) byHand(p *Plan, o Options) []string {
+	if o.Target == Containerd {
+		return p.startedByHand
+	}
+	ours, _ := c.runtimes(p.Host, DefaultContainerdConfig) // a daemon whose file cannot be read starts nothing
+	return named(DefaultContainerdConfig, ours)
+}
+
+// DropInName is the name of our file in a directory of imports. It sorts after names that begin
+// with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last file wins.
+const DropInName = "nvidia-shim.toml"
+
+// mergesImports reports whether the daemon merges the tables of imported files. containerd before
+// 2.1 replaces a plugin's whole section with that of the last file that has one (containerd issue
+// 5837).
+func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 
 // overrides reports whether a file with Registration.override wins over another file's runtime.
 func overrides(name, main, owner string, runtime map[string]any) bool {

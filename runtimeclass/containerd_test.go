@@ -192,9 +192,10 @@ func register(h Host, o Options) (Plan, error) {
 
 func unregister(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	p.Restart = p.restart(o, true)
-	p.readBy(o)
-	err := p.unregister(o, "")
+	err := p.setDaemon(o, true)
+	if err == nil {
+		err = p.unregister(o, "")
+	}
 	return p, err
 }
 
@@ -427,7 +428,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 		t.Skip("NOT TESTED: no bin/tools/containerd and bin/daemons: run `make tools daemons`")
 	}
 	for _, program := range all {
-		version, err := DaemonVersion(t.Context(), Containerd, program)
+		version, err := DaemonVersion(t.Context(), program)
 		check(t, err)
 		for _, c := range registrations {
 			newer := strings.HasPrefix(c.config, "default-2.4") && !version.AtLeast(2, 3, 0) || // of version 4

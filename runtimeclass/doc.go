@@ -9,6 +9,9 @@
 //	err = plan.Apply()
 //	err = plan.Restart.Run(ctx, os.Stderr)
 //
+// A daemon is one file with a type that implements registrar. The rest, other packages included, asks
+// for the values of a Daemon, not for its name.
+//
 // Configuration files belong to the operator. If the daemon merges a directory of files, the
 // handler gets its own file there. Otherwise the handler's tables are appended to the file between
 // two marker comments, and lines that they replace become comments. Every other byte stays, so

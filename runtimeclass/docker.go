@@ -11,11 +11,51 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// registerDocker registers the handler in daemon.json.
-func (p *Plan) registerDocker(o Options) (none edited, err error) {
+// Docker is the name of Docker, and DefaultDockerConfig dockerd's own default.
+const (
+	Docker              = "docker"
+	DefaultDockerConfig = "/etc/docker/daemon.json"
+)
+
+// Programs of NVIDIA's toolkit: dockerd offers --gpus if one is in its PATH, and never runs it.
+const (
+	CDIHookName     = "nvidia-cdi-hook"
+	RuntimeHookName = "nvidia-container-runtime-hook"
+)
+
+// cdiHookLink is where install creates a link with that name.
+const cdiHookLink = "/usr/local/bin/" + CDIHookName
+
+// docker is a dockerd of the system. It runs containers with the host's containerd or one of its own.
+type docker struct{}
+
+func (docker) daemon() Daemon {
+	return Daemon{
+		Name: Docker, Title: "Docker", Process: "dockerd", Config: DefaultDockerConfig, Uses: Containerd, GPUsFlag: true,
+		Signs:    append(inServicePath("dockerd"), DefaultDockerConfig),
+		Programs: inServicePath("dockerd"), Version: "29.0.1",
+	}
+}
+
+func (docker) owns(containerd procfs.Process) bool {
+	return strings.HasSuffix(path.Dir(ConfigFlag(containerd.Args)), "/docker/containerd")
+}
+
+func (docker) runtimes(h Host, file string) (map[string]Runtime, error) {
+	_, config, err := h.readJSON(file)
+	return dockerRuntimes(config), err
+}
+
+func (docker) files(p *Plan, o Options, _ string) ([]configFile, error) {
+	file, _, err := p.Host.readDocker(o.ConfigFile)
+	return []configFile{file}, err
+}
+
+func (docker) register(p *Plan, o Options) (none edited, err error) {
 	r := o.Registration
 	if err := p.Host.RefuseDocker(o.ConfigFile); err != nil {
 		return none, err
@@ -44,10 +84,8 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 		runtimeType = r.shim()
 	}
 	p.note("Docker: runtimeType %q, without options: the shim derives the cgroup manager from the container's cgroup path", runtimeType)
-	now, err := p.Host.DockerRuntimes(file.name)
-	if err != nil {
-		return none, err
-	}
+	before, _ := decodeJSON(file.text) // readDocker has decoded it before
+	now := dockerRuntimes(before)
 	if existing := runtimes[r.Handler]; existing != nil {
 		if _, own := now[r.Handler]; !r.Replace && !own {
 			return none, taken(r.Handler, file.name, existing, adviceReplace)
@@ -64,7 +102,6 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 	if err := p.offerCDI(o, file.name, config); err != nil {
 		return none, err
 	}
-	before, _ := decodeJSON(file.text) // readDocker has decoded it before
 	name, _ := before["default-runtime"].(string)
 	if r.Default {
 		config["default-runtime"] = r.Handler
@@ -74,7 +111,36 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 	if name != "" && config["default-runtime"] == nil {
 		p.Restart.Verb = "restart" // a reload does not remove a default
 	}
-	return edited{file, encodeJSON(config, "  "), r.Handler}, nil
+	f := edited{configFile: file, after: encodeJSON(config, "  "), handler: r.Handler}
+	f.more, err = p.offerGPUs(o)
+	return f, err
+}
+
+func (docker) restart(_ Host, removed bool) Restart {
+	r := Restart{Verb: "reload", Units: []string{"docker"}, stops: "containers stop, unless Docker has live-restore"}
+	if removed { // a reload removes neither a runtime nor a default
+		r.Verb = "restart"
+	}
+	return r
+}
+
+// byHand reads the default file and the one of the registration as they will be.
+func (docker) byHand(p *Plan, o Options) (list []string) {
+	files := []string{DefaultDockerConfig}
+	if o.Target == Docker && o.ConfigFile != DefaultDockerConfig {
+		files = append(files, o.ConfigFile)
+	}
+	for _, file := range files {
+		text, _ := p.Host.Read(file) // a daemon whose file cannot be read starts nothing
+		for _, c := range p.Changes {
+			if c.Path == file {
+				text = c.After
+			}
+		}
+		config, _ := decodeJSON(text)
+		list = append(list, named(file, dockerRuntimes(config))...)
+	}
+	return list
 }
 
 // Places of the daemons that this shim cannot serve: the snap's containerd finds no program outside
@@ -107,16 +173,16 @@ func (h Host) RefuseDocker(config string) error {
 	return nil
 }
 
-// DockerRuntimes returns the runtimes of a daemon.json that start this shim.
-func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
-	_, config, err := h.readJSON(name)
+// dockerRuntimes returns the runtimes in a daemon.json that start this shim.
+func dockerRuntimes(config map[string]any) map[string]Runtime {
 	list := map[string]Runtime{}
-	for name := range tomledit.Table(config, "runtimes") {
-		if r := dockerRuntime(tomledit.Table(config, "runtimes"), name); r.Ours() {
+	runtimes := tomledit.Table(config, "runtimes")
+	for name := range runtimes {
+		if r := dockerRuntime(runtimes, name); r.Ours() {
 			list[name] = r
 		}
 	}
-	return list, err
+	return list
 }
 
 func dockerRuntime(runtimes map[string]any, name string) Runtime {
@@ -169,9 +235,9 @@ func (h Host) madeCDI() bool {
 	})
 }
 
-// offerGPUs adds a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
+// offerGPUs returns a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
 // with one of two names when it starts. If NVIDIA's own program is installed, no link is needed.
-func (p *Plan) offerGPUs(o Options) error {
+func (p *Plan) offerGPUs(o Options) (more []hosttree.Change, err error) {
 	to := path.Join(o.Registration.BinDir, CtlName)
 	if path.Dir(to) == path.Dir(cdiHookLink) {
 		to = CtlName
@@ -187,13 +253,13 @@ func (p *Plan) offerGPUs(o Options) error {
 	dangling := link.Before != nil && !p.Host.Exists(cdiHookLink)
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case o.GPUsFlag && (now == "false" || dangling && now != CtlName):
-		return fmt.Errorf("--gpus-flag: %s leads to %s: remove it first", cdiHookLink, link.Before)
+		return nil, fmt.Errorf("--gpus-flag: %s leads to %s: remove it first", cdiHookLink, link.Before)
 	case o.GPUsFlag && program != "":
 		p.note("--gpus-flag places no link: %s is there", program)
 	case o.GPUsFlag:
-		if p.Changes = append(p.Changes, link); link.Differs() {
+		if more = append(more, link); link.Differs() {
 			p.Restart.Verb = "restart" // dockerd looks for it when it starts
 		}
 	case now == "false":
@@ -201,7 +267,7 @@ func (p *Plan) offerGPUs(o Options) error {
 	case len(o.CDI) > 0 && program == "" && link.Before == nil && (!p.Host.Daemon.Known() || p.Host.Daemon.AtLeast(29, 0, 0)):
 		p.note("docker run --gpus also needs --gpus-flag, unless NVIDIA's toolkit is installed")
 	}
-	return nil
+	return more, nil
 }
 
 // noteCDIFiles adds a note for each CDI file that runs the link that an uninstallation removes.

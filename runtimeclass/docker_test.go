@@ -166,7 +166,7 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 		simtest.Check(t, os.Chmod(program, 0o755))
 		h := dockerTree(t, "{}")
 		var err error
-		if h.Daemon, err = DaemonVersion(t.Context(), Docker, program); err != nil {
+		if h.Daemon, err = DaemonVersion(t.Context(), program); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := register(h, dockerOptions(Registration{})); (err != nil) != refused || refused && !strings.Contains(err.Error(), "ignores runtimeType") {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
@@ -24,78 +25,19 @@ import (
 // planned: the changes were not made, or were taken back.
 var ErrNothingChanged = errors.New("nothing is changed")
 
-// DaemonProgram returns the program of a target's daemon: that of the running process if it is
-// known, otherwise the one that is installed; "" if there is none.
-func DaemonProgram(target, running string) string {
-	if running != "" {
-		return running
-	}
-	return findDaemon(target)
-}
-
-// daemonCommand is a command of the program that DaemonProgram returned. Only a program that no user
-// but root can replace is executed.
-func daemonCommand(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
-	real, err := trusted.Program(program)
-	if err != nil {
-		return nil, fmt.Errorf("not executed: %w", err)
-	}
-	cmd := exec.CommandContext(ctx, real, args...)
-	cmd.Args[0] = program // the programs of k3s are links to one
-	cmd.WaitDelay = time.Second
-	return cmd, nil
-}
-
-// dumped is the configuration that containerd would start with, in its own words.
-type dumped struct {
-	settings map[string]any
-	runtimes Configuration
-}
-
-// dumpFile returns the configuration to compare, or "": a change of a template is seen only after
-// the distribution's next start, and dockerd has no such command.
+// dumpFile returns the configuration to compare, or "": only containerd has such a command, and a
+// change of a template is seen only after the distribution's next start.
 func (p Plan) dumpFile() string {
-	switch {
-	case p.Host.Program == "" || len(p.changing(hosttree.DaemonConfig)) == 0:
-	case p.target == Containerd:
-		return p.mainFile
-	case slices.ContainsFunc(p.changing(hosttree.DaemonConfig), func(name string) bool { return path.Base(name) == DropInName }):
-		return p.mainFile
+	changed := p.changing(hosttree.DaemonConfig)
+	if p.registrar == nil || p.Host.Program == "" || len(changed) == 0 {
+		return ""
 	}
-	return ""
-}
-
-// dump asks containerd for its whole configuration. containerd 1.7 cannot dump a missing file, but
-// starts without one.
-func (h Host) dump(file string) (none dumped, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	args := []string{"--config", file, "config", "dump"}
-	if !h.Exists(file) {
-		args = []string{"config", "default"}
+	d := p.registrar.daemon()
+	dropIn := slices.ContainsFunc(changed, func(name string) bool { return path.Base(name) == DropInName })
+	if !d.IsContainerd || d.Generated && !dropIn {
+		return ""
 	}
-	cmd, err := daemonCommand(ctx, h.Program, args...)
-	if err != nil {
-		return none, err
-	}
-	out, err := cmd.Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			lines := strings.Split(strings.TrimSpace(string(exit.Stderr)), "\n")
-			err = fmt.Errorf("%w: %.256q", err, lines[len(lines)-1]) // warnings come first
-		}
-		return none, err
-	}
-	settings, err := tomledit.Decode(out)
-	if err != nil {
-		return none, err
-	}
-	sections := []string{criV3, criV2}
-	if tomledit.Table(settings, "plugins", criV3) != nil {
-		sections = sections[:1]
-	}
-	return dumped{settings, effective([]tomlFile{{config: settings, sections: sections}})}, nil
+	return p.mainFile
 }
 
 // applyCompared makes the changes of a plan, and takes them back if containerd's own dump then
@@ -129,6 +71,77 @@ func (p Plan) applyCompared(file string) error {
 		return fmt.Errorf("%w; the changes could not be taken back: %w", err, undone)
 	}
 	return fmt.Errorf("%w: with %s %w", ErrNothingChanged, strings.Join(p.changing(hosttree.DaemonConfig), ", "), err)
+}
+
+// DaemonVersion asks a program of a daemon of this host for its version. Only a program that no user
+// but root can replace is executed. The version is unknown if the program is "".
+func DaemonVersion(ctx context.Context, program string) (semver.Version, error) {
+	if program == "" {
+		return semver.Version{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	cmd, err := daemonCommand(ctx, program, "--version")
+	if err != nil {
+		return semver.Version{}, err
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return semver.Version{}, fmt.Errorf("%s --version: %w: %.256q", program, err, out)
+	}
+	return semver.Parse(string(out))
+}
+
+// daemonCommand returns a command of a daemon's program. Only a program that no user but root can
+// replace is executed.
+func daemonCommand(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
+	real, err := trusted.Program(program)
+	if err != nil {
+		return nil, fmt.Errorf("not executed: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, real, args...)
+	cmd.Args[0] = program // the programs of k3s are links to one
+	cmd.WaitDelay = time.Second
+	return cmd, nil
+}
+
+// dumped is the configuration that containerd would start with, in its own words.
+type dumped struct {
+	settings map[string]any
+	runtimes Configuration
+}
+
+// dump asks containerd for its whole configuration. containerd 1.7 cannot dump a missing file, but
+// starts without one.
+func (h Host) dump(file string) (none dumped, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	args := []string{"--config", file, "config", "dump"}
+	if !h.Exists(file) {
+		args = []string{"config", "default"}
+	}
+	cmd, err := daemonCommand(ctx, h.Program, args...)
+	if err != nil {
+		return none, err
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			lines := strings.Split(strings.TrimSpace(string(exit.Stderr)), "\n")
+			err = fmt.Errorf("%w: %.256q", err, lines[len(lines)-1]) // warnings come first
+		}
+		return none, err
+	}
+	settings, err := tomledit.Decode(out)
+	if err != nil {
+		return none, err
+	}
+	sections := []string{criV3, criV2}
+	if tomledit.Table(settings, "plugins", criV3) != nil {
+		sections = sections[:1]
+	}
+	return dumped{settings, effective([]tomlFile{{config: settings, sections: sections}})}, nil
 }
 
 // compare returns an error unless the only difference is this shim's runtimes and a default that
@@ -172,7 +185,7 @@ func (p Plan) compare(before, after dumped) error {
 		return fmt.Errorf("containerd would have no runtime %q of this shim (%s): add it by hand", p.Handler, describe(handler))
 	case p.byDefault != "" && theDefault != p.byDefault:
 		return fmt.Errorf("containerd's default runtime would be %q and not %q: set default_runtime_name by hand", theDefault, p.byDefault)
-	case p.Handler == "" && p.target == Containerd && len(left) > 0:
+	case p.Handler == "" && !p.registrar.daemon().Generated && len(left) > 0:
 		return fmt.Errorf("containerd would still have %v, which start this shim: remove them from its files by hand, then uninstall again", left)
 	case p.Handler == "" && isOurs(theDefault) && after.runtimes.Runtimes[theDefault].Type == "":
 		return fmt.Errorf("containerd's default runtime would still be %q: remove default_runtime_name from its files by hand, then uninstall again", theDefault)

@@ -80,7 +80,7 @@ func TestFind(t *testing.T) {
 			for _, f := range Find(h, proc, c.target) {
 				got = append(got, f.String())
 				if f.Runs != (len(c.runs) > 0) || f.Program != "" && f.Program != containerd && f.Program != docker ||
-					(f.Program == "") != (!f.Runs || Distributions[f.Target].Name != "" || strings.HasPrefix(f.Why, "/srv")) {
+					(f.Program == "") != (!f.Runs || DaemonOf(f.Target).Generated || strings.HasPrefix(f.Why, "/srv")) {
 					t.Errorf("runs: %t, program %q", f.Runs, f.Program)
 				}
 			}

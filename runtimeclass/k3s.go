@@ -5,80 +5,59 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// A Distribution of Kubernetes ships its own containerd and generates its configuration from a
-// template at each start.
-type Distribution struct {
-	// Name is "k3s" or "rke2".
-	Name string
-	// Dir holds config.toml and the templates.
-	Dir string
-	// Units are the systemd units, one of which runs on a node.
-	Units []string
-	// Programs are patterns of the paths of its containerd.
-	Programs []string
-}
-
-// Program returns the path of its containerd below root, or "".
-func (d Distribution) Program(root string) string {
-	for _, pattern := range d.Programs {
-		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are valid
-		if len(found) > 0 {
-			return found[len(found)-1]
-		}
-	}
-	return ""
-}
-
-// Distributions are the supported distributions, by name.
-var Distributions = map[string]Distribution{
-	"k3s": {
-		Name: "k3s", Dir: rancherDir + "/k3s/agent/etc/containerd",
-		Units:    []string{"k3s", "k3s-agent"},
-		Programs: []string{rancherDir + "/k3s/data/current/bin/containerd"},
-	},
-	"rke2": {
-		Name: "rke2", Dir: rancherDir + "/rke2/agent/etc/containerd",
-		Units: []string{"rke2-server", "rke2-agent"},
-		Programs: []string{
-			rancherDir + "/rke2/bin/containerd", rancherDir + "/rke2/data/*/bin/containerd",
-		},
-	},
-}
-
 const rancherDir = "/var/lib/rancher"
 
-// k3sHandler is used if k3s or RKE2 generate a handler "nvidia" for NVIDIA's own runtime.
-const k3sHandler = "nvidia-shim"
-
-// toolkitPaths are where k3s and RKE2 look for NVIDIA's runtime, besides PATH.
-var toolkitPaths = []string{
-	"/usr/local/nvidia/toolkit/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime",
-	"/usr/local/bin/nvidia-container-runtime",
+// distribution is a distribution of Kubernetes that ships its own containerd and generates its
+// configuration from a template at each start.
+type distribution struct {
+	containerd
+	name, title string
+	// units are the systemd units of the server and the agent, one of which runs on a node.
+	units []string
+	// programs are patterns of the paths of its containerd, and dirs of the directories of its
+	// programs.
+	programs, dirs []string
 }
 
-// units returns the units of the server and the agent, one of which is active. The one that the
-// files point to is first. There are none before the first start.
-func (h Host) units(d Distribution) []string {
-	switch home := path.Join(rancherDir, d.Name); {
-	case h.Exists(path.Join(home, "server/tls")):
-		return d.Units
-	case h.Exists(path.Join(home, "agent")):
-		return []string{d.Units[1], d.Units[0]}
+var k3s = distribution{
+	name: "k3s", title: "k3s", units: []string{"k3s", "k3s-agent"},
+	programs: []string{rancherDir + "/k3s/data/current/bin/containerd"},
+	dirs:     []string{rancherDir + "/k3s/data/*/bin"},
+}
+
+var rke2 = distribution{
+	name: "rke2", title: "RKE2", units: []string{"rke2-server", "rke2-agent"},
+	programs: []string{rancherDir + "/rke2/bin/containerd", rancherDir + "/rke2/data/*/bin/containerd"},
+	dirs:     []string{rancherDir + "/rke2/bin", rancherDir + "/rke2/data/*/bin"},
+}
+
+// home has all files of the distribution; dir has its containerd's config.toml and the templates.
+func (d distribution) home() string { return path.Join(rancherDir, d.name) }
+func (d distribution) dir() string  { return path.Join(d.home(), "agent/etc/containerd") }
+
+func (d distribution) daemon() Daemon {
+	return Daemon{
+		Name: d.name, Title: d.title, Process: d.name, Config: path.Join(d.dir(), "config.toml"), Generated: true, IsContainerd: true,
+		Signs:    []string{path.Join(d.home(), "server/tls"), path.Join(d.home(), "agent")},
+		Programs: d.programs, ProgramDirs: d.dirs,
 	}
-	return nil
 }
 
-// distributionFiles reads the files that an installation may write.
-func distributionFiles(h Host, d Distribution) ([]configFile, error) {
+func (d distribution) owns(containerd procfs.Process) bool {
+	return strings.HasPrefix(containerd.Program, d.home()+"/")
+}
+
+func (d distribution) files(p *Plan, _ Options, _ string) ([]configFile, error) {
 	var files []configFile
 	for _, name := range []string{templateV3, templateV2, path.Join(dropInDir, DropInName)} {
-		file, err := h.readConfigFile(path.Join(d.Dir, name))
+		file, err := p.Host.readConfigFile(path.Join(d.dir(), name))
 		if err != nil {
 			return nil, err
 		}
@@ -87,24 +66,23 @@ func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 	return files, nil
 }
 
-// registerDistribution registers with k3s or RKE2: in a drop-in if the generated configuration
+// register adds the handler in a drop-in if the generated configuration
 // imports the directory and its containerd merges it, otherwise in a block at the end of the
 // template. Unless the operator chose the handler's name, it uses another name if that one is
 // taken.
-func (p *Plan) registerDistribution(o Options) (none edited, err error) {
-	h, d, r := p.Host, Distributions[o.Target], &o.Registration
-	home := path.Join(rancherDir, d.Name)
-	if !h.Exists(home) {
-		return none, fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
+func (d distribution) register(p *Plan, o Options) (none edited, err error) {
+	h, r := p.Host, &o.Registration
+	if !h.Exists(d.home()) {
+		return none, fmt.Errorf("%s is not on this host: there is no %s", d.name, d.home())
 	}
-	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
+	generated, err := h.load(d.daemon().Config, false)
 	if err != nil {
 		return none, err
 	}
 	// Each version of k3s ships a different containerd: use the form that all of them support.
 	form := Runtime{stockType, r.shim(), effective(generated).cgroupOptions()}
-	p.note("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)
-	written, err := distributionFiles(h, d)
+	p.note("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.name, stockType, d.name)
+	written, err := d.files(p, o, "")
 	if err != nil {
 		return none, err
 	}
@@ -139,6 +117,38 @@ func (p *Plan) registerDistribution(o Options) (none edited, err error) {
 	return p.registerInTOML(o, list, generated, target, form)
 }
 
+// restart returns the units with the one that the files point to first. There are none before the
+// first start.
+func (d distribution) restart(h Host, _ bool) Restart {
+	r := Restart{Verb: "restart"}
+	switch {
+	case h.Exists(path.Join(d.home(), "server/tls")):
+		r.Units = d.units
+	case h.Exists(path.Join(d.home(), "agent")):
+		r.Units = []string{d.units[1], d.units[0]}
+	}
+	return r
+}
+
+func (d distribution) byHand(*Plan, Options) []string { return nil }
+
+// k3sHandler is used if k3s or RKE2 generate a handler "nvidia" for NVIDIA's own runtime.
+const k3sHandler = "nvidia-shim"
+
+// toolkitPaths are where k3s and RKE2 look for NVIDIA's runtime, besides PATH.
+var toolkitPaths = []string{
+	"/usr/local/nvidia/toolkit/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime",
+	"/usr/local/bin/nvidia-container-runtime",
+}
+
+// The templates, by the version of the configuration that k3s generates from them, and the
+// directory that a version 3 configuration imports.
+const (
+	templateV2 = "config.toml.tmpl"
+	templateV3 = "config-v3.toml.tmpl"
+	dropInDir  = "config-v3.toml.d"
+)
+
 // k3sReplaceable reports whether a file can override a runtime that k3s has or generates.
 func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) bool {
 	if path.Base(name) == DropInName {
@@ -150,22 +160,29 @@ func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) 
 	return err == nil && !base && !bytes.Equal(tomledit.SwitchOff(file.original, templateTable(name, handler)), file.original)
 }
 
-// The templates, by the version of the configuration that k3s generates from them, and the
-// directory that a version 3 configuration imports.
-const (
-	templateV2 = "config.toml.tmpl"
-	templateV3 = "config-v3.toml.tmpl"
-	dropInDir  = "config-v3.toml.d"
-)
+// k3sTaken returns why the handler's name is taken, or "": the generated configuration already has
+// it, or k3s will generate it for NVIDIA's runtime at its next start.
+func (h Host) k3sTaken(d distribution, generated []tomlFile, handler string) string {
+	owner, present := holder(generated, handler)
+	if present != nil && !effective(generated).Runtimes[handler].Ours() {
+		return fmt.Sprintf("%s has a runtime %q, %s", owner, handler, describe(present))
+	}
+	for _, p := range toolkitPaths {
+		if handler == DefaultHandler && h.Exists(p) {
+			return fmt.Sprintf("%s makes a runtime %q of %s", d.name, handler, p)
+		}
+	}
+	return ""
+}
 
 // k3sFile returns the file to register in.
-func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
-	template := path.Join(d.Dir, templateV3)
+func (p *Plan) k3sFile(d distribution, generated tomlFile) string {
+	template := path.Join(d.dir(), templateV3)
 	drop := generated.dropIn()
 	switch {
 	case generated.text != nil && generated.version < 3:
-		return path.Join(d.Dir, templateV2)
-	case drop != path.Join(d.Dir, dropInDir, DropInName):
+		return path.Join(d.dir(), templateV2)
+	case drop != path.Join(d.dir(), dropInDir, DropInName):
 		return template
 	case !p.Host.mergesImports():
 		p.note("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), p.Host.Daemon)
@@ -213,7 +230,7 @@ func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Ru
 	for _, handler := range list.names {
 		tables += form.tables(templatePlugin(name), handler)
 	}
-	return edited{file, slices.Concat(text, []byte(tomledit.Block(tables))), r.Handler}, nil
+	return edited{configFile: file, after: slices.Concat(text, []byte(tomledit.Block(tables))), handler: r.Handler}, nil
 }
 
 func templatePlugin(name string) string {
@@ -225,19 +242,4 @@ func templatePlugin(name string) string {
 
 func templateTable(name, handler string) []string {
 	return []string{"plugins", templatePlugin(name), "containerd", "runtimes", handler}
-}
-
-// k3sTaken returns why the handler's name is taken, or "": the generated configuration already has
-// it, or k3s will generate it for NVIDIA's runtime at its next start.
-func (h Host) k3sTaken(d Distribution, generated []tomlFile, handler string) string {
-	owner, present := holder(generated, handler)
-	if present != nil && !effective(generated).Runtimes[handler].Ours() {
-		return fmt.Sprintf("%s has a runtime %q, %s", owner, handler, describe(present))
-	}
-	for _, p := range toolkitPaths {
-		if handler == DefaultHandler && h.Exists(p) {
-			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, handler, p)
-		}
-	}
-	return ""
 }

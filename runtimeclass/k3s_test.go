@@ -110,7 +110,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 	for _, name := range []string{"k3s", "rke2"} {
 		generated := strings.ReplaceAll(string(fixture(t, "k3s-v3.toml")), "/k3s/", "/"+name+"/")
 		for _, daemon := range []semver.Version{v229, v2010} {
-			dir := Distributions[name].Dir
+			dir := path.Dir(DaemonOf(name).Config)
 			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"})}, Daemon: daemon}
 			before := simtest.Contents(t, h.Root)
 			o := options(t)
@@ -205,7 +205,7 @@ func TestKindCluster(t *testing.T) {
 		{Default: true, BinDir: "/opt/- a: b #1, [c] & *d | é", Handler: "true"},
 	} {
 		reg = reg.filled()
-		text := KindCluster(reg)
+		text := kindCluster(reg)
 		type mount = map[string]any
 		var cluster struct {
 			Nodes []struct {

@@ -6,7 +6,17 @@ import (
 	"strings"
 )
 
-const kindCluster = `kind: Cluster
+// kind is a cluster whose nodes are containers, each with a containerd of its own. Nothing is
+// installed on the host: install prints the configuration of a cluster.
+type kind struct{ containerd }
+
+func (kind) daemon() Daemon {
+	return Daemon{Name: "kind", Title: "kind", IsContainerd: true, Print: kindCluster}
+}
+
+func (kind) byHand(*Plan, Options) []string { return nil }
+
+const kindConfig = `kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
 nodes:
 - role: control-plane
@@ -20,10 +30,10 @@ containerdConfigPatches:
 %s- |-
 %s`
 
-// KindCluster returns a cluster configuration for kind. Its nodes have the shim of this host and,
+// kindCluster returns a cluster configuration for kind. Its nodes have the shim of this host and,
 // if the host's Docker runs the shim or NVIDIA's runtime by default, the GPUs. The registration
 // must be valid.
-func KindCluster(r Registration) string {
+func kindCluster(r Registration) string {
 	patch := func(version int, plugin string) string {
 		text := fmt.Sprintf("version = %d\n", version)
 		if r.Default {
@@ -36,5 +46,5 @@ func KindCluster(r Registration) string {
 	for _, name := range Programs {
 		mounts += fmt.Sprintf("  - hostPath: %q\n    containerPath: %q\n    readOnly: true\n", path.Join(r.BinDir, name), path.Join(DefaultBinDir, name))
 	}
-	return fmt.Sprintf(kindCluster, mounts, patch(2, criV2), patch(3, criV3))
+	return fmt.Sprintf(kindConfig, mounts, patch(2, criV2), patch(3, criV3))
 }

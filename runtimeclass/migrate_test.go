@@ -22,7 +22,7 @@ func TestContainerdMigratesAnInstallation(t *testing.T) {
 	record := RecordPath
 	t.Cleanup(func() { RecordPath = record })
 	for _, program := range all {
-		version, err := DaemonVersion(t.Context(), Containerd, program)
+		version, err := DaemonVersion(t.Context(), program)
 		check(t, err)
 		t.Run(version.String(), func(t *testing.T) {
 			dir := t.TempDir()

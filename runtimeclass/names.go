@@ -5,27 +5,6 @@ import (
 	"path/filepath"
 )
 
-// The daemons to register with, besides the Distributions.
-const (
-	Containerd = "containerd"
-	Docker     = "docker"
-)
-
-// DefaultContainerdConfig is containerd's own default.
-const DefaultContainerdConfig = "/etc/containerd/config.toml"
-
-// DefaultDockerConfig is dockerd's own default.
-const DefaultDockerConfig = "/etc/docker/daemon.json"
-
-// Programs of NVIDIA's toolkit: dockerd offers --gpus if one is in its PATH, and never runs it.
-const (
-	CDIHookName     = "nvidia-cdi-hook"
-	RuntimeHookName = "nvidia-container-runtime-hook"
-)
-
-// cdiHookLink is where install creates a link with that name.
-const cdiHookLink = "/usr/local/bin/" + CDIHookName
-
 // Names of the shim. containerd derives the program's name from the runtime type.
 const (
 	RuntimeType = "io.containerd.nvidia.v2"

@@ -40,16 +40,17 @@ type Plan struct {
 	// caller removes it after the programs.
 	State string
 
-	// target is the daemon, and mainFile the configuration that it is started with.
-	target, mainFile string
+	// registrar is that of the daemon, and mainFile the configuration that it is started with.
+	registrar registrar
+	mainFile  string
 	// replace is true if another runtime with the handler's name may be overridden.
 	replace bool
 	// configFile is the configuration with the handler. byDefault is the handler that an
 	// installation makes the default; "" for none.
 	configFile, byDefault string
-	// byHand lists, like NeededBy, the runtimes of containerd that an operator wrote and that start
-	// the programs.
-	byHand []string
+	// startedByHand lists, like NeededBy, the runtimes of containerd that an operator wrote and that
+	// start the programs.
+	startedByHand []string
 	// kept are runtimes of this shim that an installation leaves as they are.
 	kept []string
 	// dirs are the directories that an installation writes to; made are those that installations

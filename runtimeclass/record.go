@@ -32,11 +32,6 @@ type placed struct {
 	For []string `json:"for,omitempty"`
 }
 
-func sum(text []byte) string {
-	s := sha256.Sum256(text)
-	return hex.EncodeToString(s[:])
-}
-
 // Registered returns the options for each registration on a host.
 func Registered(h Host, o Options) ([]Options, error) {
 	record, err := h.loadRecord()
@@ -51,6 +46,30 @@ func Registered(h Host, o Options) ([]Options, error) {
 		list = append(list, o)
 	}
 	return list, err
+}
+
+// RemovePrograms removes the programs of an uninstallation, unless a process of the host runs the
+// shim: containerd needs its file to clean up after it. It returns the paths that stay.
+func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
+	shims := proc.Running(ShimName)
+	runs := func(c hosttree.Change) bool {
+		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Executes(p.Host.Real(c.Path)) })
+	}
+	if slices.ContainsFunc(p.Programs, runs) {
+		for _, c := range p.Programs {
+			if c.Kind == hosttree.Program {
+				stay = append(stay, c.Path)
+			}
+		}
+		return stay, nil
+	}
+	for _, c := range p.Programs {
+		if err := p.Host.Apply(c); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Path, err)
+		}
+	}
+	p.removeDirectories()
+	return nil, nil
 }
 
 // readRecord reads the record for a plan.
@@ -79,6 +98,14 @@ func (h Host) loadRecord() (record []placed, err error) {
 func (h Host) recorded(name string) bool {
 	record, _ := h.loadRecord() // Plan.readRecord returns the error
 	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
+}
+
+// registered reports whether an installation for these options is in the record.
+func (h Host) registered(o Options) bool {
+	record, _ := h.loadRecord() // Plan.readRecord returns the error
+	return slices.ContainsFunc(record, func(f placed) bool {
+		return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, o.registration())
+	})
 }
 
 // record adds the record of what the plan installs. Only the backups of programs are written before
@@ -126,15 +153,6 @@ func (p *Plan) record(o Options, record []placed) error {
 	change, err := p.Host.recordChange(record)
 	p.Changes = slices.Concat(originals, []hosttree.Change{change}, p.Changes)
 	return err
-}
-
-func (h Host) recordChange(record []placed) (hosttree.Change, error) {
-	var text []byte
-	if slices.ContainsFunc(record, func(f placed) bool { return f.Kind != hosttree.Directory }) {
-		slices.SortFunc(record, func(a, b placed) int { return strings.Compare(a.Path, b.Path) })
-		text = encodeJSON(record, "  ")
-	}
-	return h.Change(hosttree.Record, RecordPath, text)
 }
 
 // release plans the removal of the files that no other registration needs. A file that changed
@@ -197,6 +215,15 @@ func (p *Plan) release(o Options, record []placed) error {
 	return err
 }
 
+func (h Host) recordChange(record []placed) (hosttree.Change, error) {
+	var text []byte
+	if slices.ContainsFunc(record, func(f placed) bool { return f.Kind != hosttree.Directory }) {
+		slices.SortFunc(record, func(a, b placed) int { return strings.Compare(a.Path, b.Path) })
+		text = encodeJSON(record, "  ")
+	}
+	return h.Change(hosttree.Record, RecordPath, text)
+}
+
 // putBack makes a removal restore the file that the installation replaced, if any, and returns the
 // removal of its backup.
 func (p *Plan) putBack(c *hosttree.Change) (hosttree.Change, error) {
@@ -222,26 +249,7 @@ func (p *Plan) removeOriginals(o Options) error {
 	return nil
 }
 
-// RemovePrograms removes the programs of an uninstallation, unless a process of the host runs the
-// shim: containerd needs its file to clean up after it. It returns the paths that stay.
-func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
-	shims := proc.Running(ShimName)
-	runs := func(c hosttree.Change) bool {
-		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Executes(p.Host.Real(c.Path)) })
-	}
-	if slices.ContainsFunc(p.Programs, runs) {
-		for _, c := range p.Programs {
-			if c.Kind == hosttree.Program {
-				stay = append(stay, c.Path)
-			}
-		}
-		return stay, nil
-	}
-	for _, c := range p.Programs {
-		if err := p.Host.Apply(c); err != nil {
-			return nil, fmt.Errorf("%s: %w", c.Path, err)
-		}
-	}
-	p.removeDirectories()
-	return nil, nil
+func sum(text []byte) string {
+	s := sha256.Sum256(text)
+	return hex.EncodeToString(s[:])
 }

@@ -15,6 +15,8 @@ type Restart struct {
 	// Units lists the units, one of which is active on a node, the likeliest first. There are none
 	// if none has been started yet.
 	Units []string
+	// stops says what a restart does to running containers; "" if they stay.
+	stops string
 }
 
 func (r Restart) String() string {
@@ -26,8 +28,8 @@ func (r Restart) String() string {
 
 // Containers describes what the command does to running containers.
 func (r Restart) Containers() string {
-	if r.Verb == "restart" && r.Units[0] == Docker {
-		return "containers stop, unless Docker has live-restore"
+	if r.Verb == "restart" && r.stops != "" {
+		return r.stops
 	}
 	return "running containers stay"
 }

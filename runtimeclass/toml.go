@@ -124,5 +124,5 @@ func (p *Plan) registerInTOML(o Options, list handlers, files []tomlFile, name s
 	if err := tomledit.Check(after, f.config, added); err != nil {
 		return none, fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
 	}
-	return edited{f.configFile, after, o.Registration.Handler}, nil
+	return edited{configFile: f.configFile, after: after, handler: o.Registration.Handler}, nil
 }

@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
@@ -19,76 +18,25 @@ import (
 // sectionNames are the plugins that can have runtimes.
 var sectionNames = []string{criV1, criV2, criV3}
 
-// oursIn returns the runtimes in a configuration that start this shim.
-func oursIn(config map[string]any) (names []string) {
-	for _, section := range sectionNames {
-		runtimes := tomledit.Table(config, "plugins", section, "containerd", "runtimes")
-		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
-			r := tomledit.Table(runtimes, name)
-			typ, _ := r["runtime_type"].(string)
-			file, _ := r["runtime_path"].(string)
-			if (Runtime{Type: typ, Path: file}).Ours() && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
+// adopt prepares a registration beside an unmarked runtime of the same name: that of an
+// installation is taken out, to be written again; one that an operator wrote stays as it is, and
+// adopt returns its file.
+func (p *Plan) adopt(o *Options, files []tomlFile) (file string, err error) {
+	handler := o.Registration.Handler
+	if !slices.Contains(unmarked(files), handler) {
+		return "", nil
 	}
-	return names
-}
-
-// unmarked returns the runtimes of this shim without our marks. The files are without marked lines.
-func unmarked(files []tomlFile) (names []string) {
-	for _, f := range files {
-		names = append(names, oursIn(f.config)...)
+	name, present := holder(files, handler)
+	options := tomledit.Table(present, "options")
+	if binary, _ := options["BinaryName"].(string); present != nil && !p.Host.registered(*o) && (binary == "" || binary == "runc") {
+		p.note("the runtime %q of %s starts this shim: it stays as it is", handler, name)
+		return name, nil
 	}
-	return names
-}
-
-// startedFrom returns the runtimes without our marks, of those that is selects, that start the shim
-// in a directory: by its path, or by its name if the directory is in the PATH of services.
-func startedFrom(files []tomlFile, dir string, is func(name string) bool) (list []string) {
-	for _, f := range files {
-		for _, name := range slices.DeleteFunc(oursIn(f.config), func(name string) bool { return !is(name) }) {
-			file := ""
-			for _, section := range sectionNames {
-				if r, ok := tomledit.Table(f.config, "plugins", section, "containerd", "runtimes", name)["runtime_path"].(string); ok {
-					file = r
-				}
-			}
-			if path.Dir(file) == dir || file == "" && slices.Contains(filepath.SplitList(ServicePath), dir) {
-				list = append(list, f.name+": "+name)
-			}
-		}
+	if isUnmarkedDefault(files, handler) && !o.DropDefault {
+		o.Registration.Default = true
 	}
-	return list
-}
-
-// registeredIn returns the runtimes with our marks.
-func registeredIn(files []tomlFile) (names []string) {
-	for _, f := range files {
-		names = append(names, ownHandlers(f.text)...)
-	}
-	return names
-}
-
-// marked returns the runtimes with our marks that no other line of the files defines.
-func marked(files []tomlFile) (names []string) {
-	for _, f := range files {
-		for _, name := range ownHandlers(f.text) {
-			if _, present := holder(files, name); present == nil {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// isUnmarkedDefault reports whether a line without our marks makes the runtime the default.
-func isUnmarkedDefault(files []tomlFile, name string) bool {
-	return slices.ContainsFunc(files, func(f tomlFile) bool {
-		return slices.ContainsFunc(sectionNames, func(section string) bool {
-			return tomledit.Table(f.config, "plugins", section, "containerd")["default_runtime_name"] == name
-		})
-	})
+	p.note("the runtime %q starts this shim, but the marks of install are gone: it is written again", handler)
+	return "", takeOut(files, []string{handler})
 }
 
 // takeOut removes runtimes of this shim, and a default that names one of them, from the originals
@@ -129,6 +77,78 @@ func takeOut(files []tomlFile, names []string) error {
 	return nil
 }
 
+// isUnmarkedDefault reports whether a line without our marks makes the runtime the default.
+func isUnmarkedDefault(files []tomlFile, name string) bool {
+	return slices.ContainsFunc(files, func(f tomlFile) bool {
+		return slices.ContainsFunc(sectionNames, func(section string) bool {
+			return tomledit.Table(f.config, "plugins", section, "containerd")["default_runtime_name"] == name
+		})
+	})
+}
+
+// startedFrom returns the runtimes without our marks, of those that is selects, that start the shim
+// in a directory: by its path, or by its name if the directory is in the PATH of services.
+func startedFrom(files []tomlFile, dir string, is func(name string) bool) (list []string) {
+	for _, f := range files {
+		for _, name := range slices.DeleteFunc(oursIn(f.config), func(name string) bool { return !is(name) }) {
+			file := ""
+			for _, section := range sectionNames {
+				if r, ok := tomledit.Table(f.config, "plugins", section, "containerd", "runtimes", name)["runtime_path"].(string); ok {
+					file = r
+				}
+			}
+			if path.Dir(file) == dir || file == "" && slices.Contains(filepath.SplitList(ServicePath), dir) {
+				list = append(list, f.name+": "+name)
+			}
+		}
+	}
+	return list
+}
+
+// unmarked returns the runtimes of this shim without our marks. The files are without marked lines.
+func unmarked(files []tomlFile) (names []string) {
+	for _, f := range files {
+		names = append(names, oursIn(f.config)...)
+	}
+	return names
+}
+
+// marked returns the runtimes with our marks that no other line of the files defines.
+func marked(files []tomlFile) (names []string) {
+	for _, f := range files {
+		for _, name := range ownHandlers(f.text) {
+			if _, present := holder(files, name); present == nil {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// registeredIn returns the runtimes with our marks.
+func registeredIn(files []tomlFile) (names []string) {
+	for _, f := range files {
+		names = append(names, ownHandlers(f.text)...)
+	}
+	return names
+}
+
+// oursIn returns the runtimes in a configuration that start this shim.
+func oursIn(config map[string]any) (names []string) {
+	for _, section := range sectionNames {
+		runtimes := tomledit.Table(config, "plugins", section, "containerd", "runtimes")
+		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
+			r := tomledit.Table(runtimes, name)
+			typ, _ := r["runtime_type"].(string)
+			file, _ := r["runtime_path"].(string)
+			if (Runtime{Type: typ, Path: file}).Ours() && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
 // withoutEmpty returns a copy of a table without empty tables.
 func withoutEmpty(table map[string]any) map[string]any {
 	out := map[string]any{}
@@ -143,73 +163,4 @@ func withoutEmpty(table map[string]any) map[string]any {
 		}
 	}
 	return out
-}
-
-// registered reports whether an installation for these options is in the record.
-func (h Host) registered(o Options) bool {
-	record, _ := h.loadRecord() // Plan.readRecord returns the error
-	return slices.ContainsFunc(record, func(f placed) bool {
-		return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, o.registration())
-	})
-}
-
-// adopt prepares a registration beside an unmarked runtime of the same name: that of an
-// installation is taken out, to be written again; one that an operator wrote stays as it is, and
-// adopt returns its file.
-func (p *Plan) adopt(o *Options, files []tomlFile) (file string, err error) {
-	handler := o.Registration.Handler
-	if !slices.Contains(unmarked(files), handler) {
-		return "", nil
-	}
-	name, present := holder(files, handler)
-	options := tomledit.Table(present, "options")
-	if binary, _ := options["BinaryName"].(string); present != nil && !p.Host.registered(*o) && (binary == "" || binary == "runc") {
-		p.note("the runtime %q of %s starts this shim: it stays as it is", handler, name)
-		return name, nil
-	}
-	if isUnmarkedDefault(files, handler) && !o.DropDefault {
-		o.Registration.Default = true
-	}
-	p.note("the runtime %q starts this shim, but the marks of install are gone: it is written again", handler)
-	return "", takeOut(files, []string{handler})
-}
-
-// keepNeeded makes an uninstallation leave the programs if daemons still have runtimes that start
-// the shim: those that an operator wrote for Docker, or for a daemon without an installation.
-func (p *Plan) keepNeeded(o Options) {
-	goes := func(c hosttree.Change) bool { return path.Base(c.Path) == ShimName && c.After == nil }
-	if !slices.ContainsFunc(p.Programs, goes) {
-		return
-	}
-	files := []string{DefaultDockerConfig}
-	if o.Target == Docker && o.ConfigFile != DefaultDockerConfig {
-		files = append(files, o.ConfigFile)
-	}
-	for _, file := range files {
-		text, _ := p.Host.Read(file) // a daemon whose file cannot be read starts nothing
-		for _, c := range p.Changes {
-			if c.Path == file {
-				text = c.After
-			}
-		}
-		config, _ := decodeJSON(text)
-		runtimes := tomledit.Table(config, "runtimes")
-		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
-			if dockerRuntime(runtimes, name).Ours() {
-				p.NeededBy = append(p.NeededBy, file+": "+name)
-			}
-		}
-	}
-	p.NeededBy = append(p.NeededBy, p.byHand...)
-	if o.Target != Containerd {
-		c, _ := ReadConfiguration(p.Host, DefaultContainerdConfig)
-		for _, name := range slices.Sorted(maps.Keys(c.Runtimes)) {
-			if c.Runtimes[name].Ours() {
-				p.NeededBy = append(p.NeededBy, DefaultContainerdConfig+": "+name)
-			}
-		}
-	}
-	if len(p.NeededBy) > 0 {
-		p.Programs = nil
-	}
 }

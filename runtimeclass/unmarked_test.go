@@ -128,7 +128,7 @@ func TestARuntimeWrittenByHandKeepsItsOptions(t *testing.T) {
 			t.Fatalf("no options: %+v", want)
 		}
 		p := Plan{Host: h}
-		check(t, p.unregister(o, ""))
+		check(t, errors.Join(p.setDaemon(o, true), p.unregister(o, "")))
 		if p.Changed() {
 			t.Errorf("%s: without an installation uninstall changes\n%s", name, p.Diff())
 		}

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
 
 	"github.com/urfave/cli/v3"
@@ -13,14 +13,17 @@ import (
 )
 
 func installCommand() *cli.Command {
+	flags := append(installFlags(), handlerFlag(),
+		setDefaultFlag(), replaceFlag(),
+		&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
+	)
+	for _, d := range configurable() {
+		flags = append(flags, &cli.StringFlag{Name: d.Name + "-version", Usage: d.Process + "'s `VERSION`, such as " + d.Version + ", instead of asking it"})
+	}
 	return &cli.Command{
 		Name:  "install",
 		Usage: "install the programs and register the runtime handler",
-		Flags: append(installFlags(), handlerFlag(),
-			setDefaultFlag(), replaceFlag(),
-			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
-			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
-			&cli.StringFlag{Name: "docker-version", Usage: "dockerd's `VERSION`, such as 29.0.1, instead of asking it"},
+		Flags: append(flags,
 			&cli.StringFlag{Name: "arch", Usage: "`ARCH` of the tree, amd64 or arm64 (default: that of its /bin/sh)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
 			fromToolkitFlag(),
@@ -41,14 +44,15 @@ func runInstall(ctx context.Context, c *cli.Command) error {
 	if err := i.Registration.Validate(); err != nil {
 		return usage(err)
 	}
+	target := runtimeclass.DaemonOf(i.Target)
 	switch {
-	case i.Target != kind:
+	case target.Print == nil:
 		return i.Install(ctx)
 	case i.GPUsFlag:
 		return install.ErrGPUsFlag
 	case i.JSON:
-		return usage(errors.New("--json cannot be combined with --target kind: its configuration is YAML"))
+		return usage(fmt.Errorf("--json cannot be combined with --target %s: its configuration is YAML", i.Target))
 	}
-	_, err = io.WriteString(i.Out, runtimeclass.KindCluster(i.Registration))
+	_, err = io.WriteString(i.Out, target.Print(i.Registration))
 	return err
 }

@@ -127,7 +127,7 @@ func TestADryRunIsAPatch(t *testing.T) {
 func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
 	const tmpl = "/config-v3.toml.tmpl"
-	k3s, rke2 := runtimeclass.Distributions["k3s"].Dir, runtimeclass.Distributions["rke2"].Dir
+	k3s, rke2 := filepath.Dir(runtimeclass.DaemonOf("k3s").Config), filepath.Dir(runtimeclass.DaemonOf("rke2").Config)
 	simtest.Check(t, errors.Join(os.MkdirAll(root+k3s, 0o755), os.MkdirAll(root+rke2, 0o755)))
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Tree(t, root)
@@ -400,7 +400,7 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	if decode(t, fine(t, append(install, "--target", "k3s")...), &o); o.Restart != "" || !o.Changed {
 		t.Errorf("k3s before its first start: %+v", o)
 	}
-	k3s := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
+	k3s := filepath.Join(root, filepath.Dir(runtimeclass.DaemonOf("k3s").Config))
 	simtest.Check(t, os.MkdirAll(k3s, 0o755))
 	decode(t, fine(t, install...), &o)
 	if !slices.Contains(o.Written, strings.TrimPrefix(k3s, root)+"/config-v3.toml.tmpl") || o.Restart != "systemctl restart k3s-agent" ||

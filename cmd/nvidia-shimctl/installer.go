@@ -19,19 +19,32 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// kind is the target that is not a daemon of this host.
-const kind = "kind"
+// targets returns the names of the daemons, or only those of daemons of a host.
+func targets(ofHost bool) string {
+	var names []string
+	for _, d := range runtimeclass.Daemons() {
+		if d.Print == nil || !ofHost {
+			names = append(names, d.Name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
 
-var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclass.Docker}
+// configurable returns the daemons whose configuration and version can be named: those with the flags
+// --NAME-config and --NAME-version.
+func configurable() []runtimeclass.Daemon {
+	return slices.DeleteFunc(runtimeclass.Daemons(), func(d runtimeclass.Daemon) bool { return !d.HasConfig() })
+}
 
 // daemonFlags returns the flags that say for which daemon to install, and where.
 func daemonFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
-		&cli.StringFlag{Name: "containerd-config", Value: runtimeclass.DefaultContainerdConfig, Usage: "containerd's configuration `FILE`"},
-		&cli.StringFlag{Name: "docker-config", Value: runtimeclass.DefaultDockerConfig, Usage: "Docker's configuration `FILE`"},
-		&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"},
+	flags := []cli.Flag{
+		&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to register with: " + targets(false) + " (default: what is there)"},
 	}
+	for _, d := range configurable() {
+		flags = append(flags, &cli.StringFlag{Name: d.Name + "-config", Value: d.Config, Usage: d.Title + "'s configuration `FILE`"})
+	}
+	return append(flags, &cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"})
 }
 
 func handlerFlag() cli.Flag {
@@ -67,13 +80,14 @@ func installer(c *cli.Command) (i install.Installer, err error) {
 	}
 	i = install.Installer{
 		Host: runtimeclass.Host{Tree: hosttree.Tree{Root: cmp.Or(c.String("root"), "/")}}, Options: options,
-		TargetNamed: c.String("target") != "", ConfigNamed: c.IsSet("containerd-config") || c.IsSet("docker-config"),
-		Configs: map[string]string{}, Containerd: c.String("containerd"), Versions: map[string]string{},
+		TargetNamed: c.String("target") != "",
+		Configs:     map[string]string{}, Containerd: c.String("containerd"), Versions: map[string]string{},
 		DryRun: c.Bool("dry-run"), Restart: c.Bool("restart"), All: c.Bool("all"),
 		Out: c.Root().Writer, Err: c.Root().ErrWriter, JSON: c.Bool("json"),
 	}
-	for _, daemon := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
-		i.Configs[daemon], i.Versions[daemon] = c.String(daemon+"-config"), c.String(daemon+"-version")
+	for _, d := range configurable() {
+		i.Configs[d.Name], i.Versions[d.Name] = c.String(d.Name+"-config"), c.String(d.Name+"-version")
+		i.ConfigNamed = i.ConfigNamed || c.IsSet(d.Name+"-config")
 	}
 	if c.Bool("from-toolkit") {
 		i.Toolkit = toolkit.Paths
@@ -89,20 +103,21 @@ func installer(c *cli.Command) (i install.Installer, err error) {
 
 // checkInstaller returns an error if flags are invalid or cannot be combined.
 func checkInstaller(c *cli.Command, i install.Installer) error {
-	for _, daemon := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
-		flag := daemon + "-config"
-		if daemon != i.Target && c.IsSet(flag) {
-			return usage(fmt.Errorf("--%s goes with --target %s only", flag, daemon))
+	for _, d := range configurable() {
+		flag := d.Name + "-config"
+		if d.Name != i.Target && c.IsSet(flag) {
+			return usage(fmt.Errorf("--%s goes with --target %s only", flag, d.Name))
 		}
-		if !filepath.IsAbs(i.Configs[daemon]) {
-			return usage(fmt.Errorf("--%s %q is not an absolute path", flag, i.Configs[daemon]))
+		if !filepath.IsAbs(i.Configs[d.Name]) {
+			return usage(fmt.Errorf("--%s %q is not an absolute path", flag, i.Configs[d.Name]))
 		}
 	}
+	target := runtimeclass.DaemonOf(i.Target)
 	st, err := os.Stat(i.Host.Root)
 	thisHost := filepath.Clean(i.Host.Root) == "/"
 	switch file := c.String("toolkit-config"); {
-	case i.Target == runtimeclass.Docker && i.Containerd != "":
-		return usage(errors.New("--containerd cannot be combined with --target docker"))
+	case !target.IsContainerd && i.Containerd != "":
+		return usage(fmt.Errorf("--containerd cannot be combined with --target %s", target.Name))
 	case !filepath.IsAbs(i.Host.Root) || err != nil || !st.IsDir():
 		return usage(fmt.Errorf("--root %q is not the absolute path of a directory", i.Host.Root))
 	case i.Arch != "" && i.Arch != "amd64" && i.Arch != "arm64":
@@ -115,7 +130,7 @@ func checkInstaller(c *cli.Command, i install.Installer) error {
 		return usage(errors.New("--cdi cannot be combined with --root"))
 	case file != "" && !filepath.IsAbs(file):
 		return usage(fmt.Errorf("--toolkit-config %q is not an absolute path", file))
-	case i.Target != kind && !i.DryRun && os.Geteuid() != 0:
+	case target.Print == nil && !i.DryRun && os.Geteuid() != 0:
 		return errors.New("only root can install and uninstall: run it as root, or with --dry-run")
 	}
 	return nil
@@ -131,13 +146,16 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 			Default: c.Bool("set-default"), Replace: c.Bool("replace"),
 		},
 	}
-	if c.IsSet("docker-config") {
-		o.Target = cmp.Or(o.Target, runtimeclass.Docker)
+	for _, d := range slices.Backward(configurable()) {
+		if c.IsSet(d.Name + "-config") {
+			o.Target = cmp.Or(o.Target, d.Name)
+		}
 	}
-	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
-		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
-	}
-	if o.Target == runtimeclass.Containerd || o.Target == runtimeclass.Docker { // others have several
+	o.Target = cmp.Or(o.Target, runtimeclass.Containerd)
+	switch d := runtimeclass.DaemonOf(o.Target); {
+	case d.Name == "":
+		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, targets(false)))
+	case d.HasConfig(): // others have several
 		o.ConfigFile = c.String(o.Target + "-config")
 	}
 	if name := c.String("config"); filepath.IsAbs(name) {

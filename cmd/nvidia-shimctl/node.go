@@ -50,8 +50,8 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		return usage(errors.New("--interval has to be positive"))
 	case node.CheckSettings(c.String("settings")) != nil:
 		return usage(fmt.Errorf("--settings: %w", node.CheckSettings(c.String("settings"))))
-	case c.String("target") == kind:
-		return usage(errors.New("--target kind is not a daemon of this host: a node of kind runs containerd"))
+	case runtimeclass.DaemonOf(c.String("target")).Print != nil:
+		return usage(fmt.Errorf("--target %s is not a daemon of this host: a node of %[1]s runs containerd", c.String("target")))
 	}
 	programs, account, err := node.EnterHost(c.String("host-root"))
 	if err != nil {

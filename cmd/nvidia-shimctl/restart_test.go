@@ -114,7 +114,7 @@ func TestTheActiveOneOfSeveralUnitsIsRestarted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			calls := fakeSystemctl(t, c.script)
-			restart := runtimeclass.Restart{Verb: "restart", Units: runtimeclass.Distributions["k3s"].Units}
+			restart := runtimeclass.Restart{Verb: "restart", Units: []string{"k3s", "k3s-agent"}}
 			err := restart.Run(t.Context(), io.Discard)
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("got %v, want an error with %q", err, c.err)

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 func uninstallCommand() *cli.Command {
@@ -17,8 +19,8 @@ func uninstallCommand() *cli.Command {
 		),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			i, err := installer(c)
-			if err == nil && i.Target == kind {
-				err = usage(errors.New("a kind cluster is removed with its nodes: `kind delete cluster`"))
+			if err == nil && runtimeclass.DaemonOf(i.Target).Print != nil {
+				err = usage(fmt.Errorf("a %s cluster is removed with its nodes: `%[1]s delete cluster`", i.Target))
 			}
 			if err != nil {
 				return err

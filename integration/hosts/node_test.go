@@ -111,10 +111,9 @@ func daemonsOfNodes(t *testing.T) []daemonOfNode {
 		install: []string{"reload docker"}, uninstall: []string{"restart docker"},
 	}}
 	for target, bin := range map[string]string{"k3s": "/data/current/bin", "rke2": "/bin"} {
-		d := runtimeclass.Distributions[target]
 		home := "/var/lib/rancher/" + target
-		for i, unit := range d.Units {
-			files := map[string]string{d.Dir + "/config.toml": strings.ReplaceAll(string(generated), "/k3s/", "/"+target+"/")}
+		for i, unit := range map[string][]string{"k3s": {"k3s", "k3s-agent"}, "rke2": {"rke2-server", "rke2-agent"}}[target] {
+			files := map[string]string{runtimeclass.DaemonOf(target).Config: strings.ReplaceAll(string(generated), "/k3s/", "/"+target+"/")}
 			if i == 0 {
 				files[home+"/server/tls/ca.crt"] = ""
 			}

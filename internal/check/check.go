@@ -39,10 +39,9 @@ type Options struct {
 	Target string
 	// Containerd is containerd's program; if empty, the running one, or the one in PATH.
 	Containerd string
-	// ContainerdConfig is containerd's configuration file; if empty, that of the running daemon.
-	ContainerdConfig string
-	// DockerConfig is Docker's configuration file; if empty, that of the running daemon.
-	DockerConfig string
+	// Configs are the configuration files of daemons, by their names; without one, that of the running
+	// daemon.
+	Configs map[string]string
 	// CDI makes the CDI specification of this host.
 	CDI func() ([]byte, error)
 }
@@ -59,7 +58,7 @@ func Node(ctx context.Context, o Options) []Finding {
 		{"advisories", checkAdvisories(time.Now())},
 		{"shim", checkShims(ctx, n)},
 		{"containerd", checkContainerd(n)},
-		{"docker", checkDocker(ctx, n)},
+		{n.owner.Name, checkDaemon(ctx, n)},
 		{"handler", checkHandlers(n)},
 		{"runc", checkRunc(ctx, n)},
 		{"criu", checkCRIU(ctx, n)},

@@ -209,7 +209,7 @@ func TestProblems(t *testing.T) {
 		{"no containerd configuration", func(f *fixture) { f.remove(runtimeclass.DefaultContainerdConfig) }, "handler", Problem, "no runtime handler"},
 		{"that of k3s", func(f *fixture) {
 			f.remove(runtimeclass.DefaultContainerdConfig)
-			f.write(runtimeclass.Distributions["k3s"].Dir+"/config.toml", tomlV3+nvidia+byType)
+			f.write(runtimeclass.DaemonOf("k3s").Config, tomlV3+nvidia+byType)
 		}, "handler", OK, `"nvidia"`},
 		{"broken TOML", containerd("version = "), "handler", Problem, "config.toml"},
 		{"CRI is off", containerd("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n" + tomlV3), "handler", Warning, "disabled"},
@@ -351,7 +351,7 @@ func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
 	f.process(8, "/usr/bin/containerd", nil)
 	f.version(k3s, "containerd x 2.3.8 abc")
 	f.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", tomlV3+strings.Replace(nvidia, "nvidia", "its", 1)+byType)
-	f.Containerd, f.ContainerdConfig, f.Target = "", "", "k3s"
+	f.Containerd, f.Configs, f.Target = "", nil, "k3s"
 	want(t, f.check(""), OK, "containerd 2.3.8")
 	want(t, f.check("handler"), Warning, `handler "its"`)
 	f.Target = runtimeclass.Containerd
@@ -381,11 +381,11 @@ func TestAHostOfDockerAlone(t *testing.T) {
 		}
 	}
 	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
-	f.ContainerdConfig = "/etc/containerd/config.toml"
+	f.Configs = map[string]string{runtimeclass.Containerd: "/etc/containerd/config.toml"}
 	want(t, f.check("handler"), Problem, "no runtime handler in /etc/containerd/config.toml")
-	f.ContainerdConfig, f.DockerConfig = "", "/opt/docker.json"
+	f.Configs = map[string]string{runtimeclass.Docker: "/opt/docker.json"}
 	want(t, f.check("handler"), Problem, "no runtime handler in /opt/docker.json")
-	f.DockerConfig = ""
+	f.Configs = nil
 	f.process(8, "/usr/bin/containerd", nil)
 	f.version("containerd", "containerd x 2.4.9 abc")
 	f.Target = runtimeclass.Docker
@@ -394,7 +394,7 @@ func TestAHostOfDockerAlone(t *testing.T) {
 
 func TestWhatDockerNeedsBesides(t *testing.T) {
 	f := healthy(t)
-	f.Target, f.DockerConfig = runtimeclass.Docker, "/opt/docker.json"
+	f.Target, f.Configs = runtimeclass.Docker, map[string]string{runtimeclass.Docker: "/opt/docker.json"}
 	f.write("opt/docker.json", `{"runtimes": {"nvidia": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
 	want(t, f.check("handler"), OK, "/opt/docker.json")
 	f.process(9, "/opt/bin/dockerd", []string{"PATH=/opt:/usr/bin"})

@@ -35,16 +35,16 @@ func checkHandlers(n *node) []Finding {
 	}
 	var list []Finding
 	if n.registered.CRIDisabled {
-		list = append(list, warning("remove cri from disabled_plugins if this is a Kubernetes node", "CRI is disabled in %s", n.ContainerdConfig)...)
+		list = append(list, warning("remove cri from disabled_plugins if this is a Kubernetes node", "CRI is disabled in %s", n.file)...)
 	}
 	if len(n.handlers) == 0 {
-		list = append(list, problem("nvidia-shimctl install, then restart the daemon; ctr and nerdctl need no handler", "no runtime handler in %s starts this shim", n.ContainerdConfig)...)
+		list = append(list, problem("nvidia-shimctl install, then restart the daemon; ctr and nerdctl need no handler", "no runtime handler in %s starts this shim", n.file)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.handlers)) {
 		if wrong := checkHandler(n, name, n.handlers[name]); len(wrong) > 0 {
 			list = append(list, wrong...)
 		} else {
-			list = append(list, fine("the handler %q in %s starts this shim", name, n.ContainerdConfig)...)
+			list = append(list, fine("the handler %q in %s starts this shim", name, n.file)...)
 		}
 	}
 	return list
@@ -53,7 +53,7 @@ func checkHandlers(n *node) []Finding {
 func checkHandler(n *node, name string, r runtimeclass.Runtime) []Finding {
 	var list []Finding
 	switch {
-	case n.docker, r.Type != runtimeclass.RuntimeType:
+	case n.owner.Name != "", r.Type != runtimeclass.RuntimeType:
 	case r.Options != nil:
 		list = append(list, warning("remove the options table: the shim needs none", "handler %q has an options table: pods with hostUsers: false fail with it", name)...)
 	case n.version.Known() && !n.version.AtLeast(2, 4, 0):
@@ -61,7 +61,7 @@ func checkHandler(n *node, name string, r runtimeclass.Runtime) []Finding {
 			"handler %q: containerd %s cannot run pods with hostUsers: false by this runtime_type", name, n.version)...)
 	}
 	if err := checkOptions(r.Options); err != nil {
-		list = append(list, problem("correct that key in "+n.ContainerdConfig, "handler %q: %v", name, err)...)
+		list = append(list, problem("correct that key in "+n.file, "handler %q: %v", name, err)...)
 	}
 	if binary, _ := r.Options["BinaryName"].(string); strings.HasPrefix(filepath.Base(binary), "nvidia-container-runtime") {
 		list = append(list, problem("remove BinaryName from the handler's options", "handler %q runs %s below this shim: GPUs would be injected twice", name, binary)...)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -35,13 +34,14 @@ type node struct {
 	elsewhere  string
 	version    semver.Version
 	versionErr error
-	// registered is containerd's configuration, and handlers are the runtime handlers in it that
-	// start this shim, by name. Both are empty if there is an error.
+	// registered is containerd's configuration, and handlers are the runtime handlers that start this
+	// shim, by name. Both are empty if there is an error.
 	registered    runtimeclass.Configuration
 	handlers      map[string]runtimeclass.Runtime
 	registeredErr error
-	// docker is true if the handlers are Docker's runtimes.
-	docker bool
+	// file has the handlers. owner is the daemon that reads it; the zero value if it is a containerd.
+	file  string
+	owner runtimeclass.Daemon
 	// gpus is nil without a driver; files are incomplete if there is an error.
 	gpus    *host.Host
 	files   driver.Files
@@ -50,36 +50,31 @@ type node struct {
 
 // inspect reads what several checks need.
 func inspect(ctx context.Context, o Options) *node {
-	if o.Target == "" && o.DockerConfig != "" {
-		o.Target = runtimeclass.Docker
-	}
 	n := &node{Options: o, path: runtimeclass.ServicePath}
-	for _, p := range n.Proc.Running("containerd") {
-		owner := runtimeclass.Owner(p)
-		// Docker uses the host's containerd, or one of its own.
-		uses := n.Target == "" || owner == n.Target || n.Target == runtimeclass.Docker && owner == runtimeclass.Containerd
-		if uses {
-			n.readDaemon(p)
-			break
+	n.Configs = map[string]string{}
+	maps.Copy(n.Configs, o.Configs)
+	for _, d := range runtimeclass.Daemons() {
+		switch {
+		case d.IsContainerd:
+			n.file = cmp.Or(n.file, n.Configs[d.Name])
+		case n.Configs[d.Name] != "":
+			n.Target = cmp.Or(n.Target, d.Name)
 		}
 	}
-	_, isDistribution := runtimeclass.Distributions[n.Target]
-	if p := n.find("containerd", runtimeclass.ServicePath); p != "" && !isDistribution && n.elsewhere == "" {
-		n.Containerd = cmp.Or(n.Containerd, n.real(p))
-	}
-	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
-	n.findDistribution()
+	named := n.file != ""
+	n.findContainerd()
 	if n.config, n.configErr = config.Find(n.Config); n.configErr != nil {
 		n.config = config.Default()
 	}
 	if n.Containerd != "" {
-		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, runtimeclass.Containerd, n.Containerd)
+		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, n.Containerd)
 	}
-	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(n.host(), n.ContainerdConfig)
-	n.handlers = maps.Clone(n.registered.Runtimes)
-	maps.DeleteFunc(n.handlers, func(_ string, r runtimeclass.Runtime) bool { return !r.Ours() })
-	if o.Target == runtimeclass.Docker || o.ContainerdConfig == "" {
-		n.readDocker()
+	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(n.host(), n.file)
+	n.handlers = n.registered.Ours()
+	for _, d := range runtimeclass.Daemons() {
+		if d.HasConfig() && !d.IsContainerd && (n.Target == d.Name || !named) {
+			n.readRuntimes(d)
+		}
 	}
 	h, err := host.Discover(n.config.Host)
 	if n.hostErr = err; err != nil {
@@ -88,6 +83,28 @@ func inspect(ctx context.Context, o Options) *node {
 	n.gpus = &h
 	n.files, n.hostErr = h.DriverFiles()
 	return n
+}
+
+// findContainerd finds the containerd of the target, its program and its configuration.
+func (n *node) findContainerd() {
+	target := runtimeclass.DaemonOf(n.Target)
+	for _, p := range n.Proc.Running("containerd") {
+		if owner := runtimeclass.Owner(p); n.Target == "" || owner == n.Target || owner == target.Uses {
+			n.readDaemon(p)
+			break
+		}
+	}
+	if p := n.find("containerd", runtimeclass.ServicePath); p != "" && !target.Generated && n.elsewhere == "" {
+		n.Containerd = cmp.Or(n.Containerd, n.real(p))
+	}
+	n.file = cmp.Or(n.file, n.findConfig())
+	for _, d := range runtimeclass.Daemons() { // a distribution that is not running
+		found := d.Program(n.Root)
+		if d.Generated && found != "" && n.Containerd == "" && n.file == d.Config {
+			n.Containerd = found
+			n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found), n.Root)) + ":" + n.path
+		}
+	}
 }
 
 // readDaemon reads what a running containerd says about itself.
@@ -99,7 +116,7 @@ func (n *node) readDaemon(p procfs.Process) {
 	}
 	n.path = cmp.Or(p.Environ["PATH"], n.path)
 	n.Config = cmp.Or(n.Config, p.Environ[config.EnvFile])
-	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, runtimeclass.ConfigFlag(p.Args))
+	n.file = cmp.Or(n.file, runtimeclass.ConfigFlag(p.Args))
 }
 
 // host returns the files of the node.
@@ -107,24 +124,15 @@ func (n *node) host() runtimeclass.Host {
 	return runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}, Daemon: n.version}
 }
 
-// findDistribution finds the programs of a distribution, such as k3s, that is not running.
-func (n *node) findDistribution() {
-	for _, d := range runtimeclass.Distributions {
-		found := d.Program(n.Root)
-		if found != "" && n.Containerd == "" && n.ContainerdConfig == filepath.Join(d.Dir, "config.toml") {
-			n.Containerd = found
-			n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found), n.Root)) + ":" + n.path
-		}
-	}
-}
-
-// readDocker uses Docker's runtimes as the handlers of a host that has no others.
-func (n *node) readDocker() {
-	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.ConfigFlag(n.daemon("dockerd").Args), runtimeclass.DefaultDockerConfig)
-	list, err := n.host().DockerRuntimes(n.DockerConfig)
-	if n.Target == runtimeclass.Docker || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
-		n.docker, n.handlers, n.registered, n.registeredErr = true, list, runtimeclass.Configuration{}, err
-		n.ContainerdConfig = n.DockerConfig
+// readRuntimes uses a daemon's own runtimes as the handlers if it is the target, or of a host that
+// has no others.
+func (n *node) readRuntimes(d runtimeclass.Daemon) {
+	file := cmp.Or(n.Configs[d.Name], runtimeclass.ConfigFlag(n.daemon(d.Process).Args), d.Config)
+	n.Configs[d.Name] = file
+	list, err := n.host().Runtimes(d.Name, file)
+	if n.Target == d.Name || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
+		n.owner, n.handlers, n.registered, n.registeredErr = d, list, runtimeclass.Configuration{}, err
+		n.file = file
 	}
 }
 
@@ -187,15 +195,14 @@ func notExecuted(name, program string) string {
 	return fmt.Sprintf("%s is %s, which is not executed, because only a process or its PATH names it: its version is not checked", name, program)
 }
 
-// findContainerdConfig prefers the configuration of containerd itself to that of a distribution.
-func (n *node) findContainerdConfig() string {
-	if d, ok := runtimeclass.Distributions[n.Target]; ok {
-		return filepath.Join(d.Dir, "config.toml")
+// findConfig prefers the configuration of containerd itself to that of a distribution.
+func (n *node) findConfig() string {
+	if d := runtimeclass.DaemonOf(n.Target); d.Generated {
+		return d.Config
 	}
-	for _, name := range slices.Sorted(maps.Keys(runtimeclass.Distributions)) {
-		file := filepath.Join(runtimeclass.Distributions[name].Dir, "config.toml")
-		if n.Target == "" && n.exists(file) && !n.exists(runtimeclass.DefaultContainerdConfig) {
-			return file
+	for _, d := range runtimeclass.Daemons() {
+		if n.Target == "" && d.IsContainerd && d.Config != "" && n.exists(d.Config) {
+			return d.Config
 		}
 	}
 	return runtimeclass.DefaultContainerdConfig

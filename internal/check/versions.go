@@ -3,6 +3,8 @@ package check
 import (
 	"context"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // Versions returns the versions of the driver and of the programs that start containers, and
@@ -14,7 +16,7 @@ func Versions(ctx context.Context, o Options) map[string]any {
 	if n.gpus != nil {
 		versions["driver"] = n.gpus.Driver()
 	}
-	list, err := n.host().DockerRuntimes(n.DockerConfig)
+	list, err := n.host().Runtimes(runtimeclass.Docker, n.Configs[runtimeclass.Docker])
 	types := map[string]string{}
 	for name, r := range list {
 		types[name] = r.Type

@@ -3,6 +3,7 @@ package install
 import (
 	"cmp"
 	"context"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,7 +39,7 @@ func (i *Installer) findTarget() (none runtimeclass.Found, err error) {
 		if err := i.Host.RefuseDocker(""); err != nil {
 			return none, err
 		}
-		return none, cmdline.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", i.Host.Root)
+		return none, cmdline.Errorf("no %s below %s: name one with --target", daemonTitles(), i.Host.Root)
 	}
 	return none, cmdline.Errorf("found %s: name one with --target, or its configuration file", foundNames(found))
 }
@@ -47,7 +48,12 @@ func (i *Installer) findTarget() (none runtimeclass.Found, err error) {
 // named configuration: at most a file identifies the target, and there is more evidence of another
 // one.
 func (i *Installer) refuseUnread(found, all []runtimeclass.Found) error {
-	files := []string{runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig}
+	var files []string
+	for _, d := range runtimeclass.Daemons() {
+		if d.HasConfig() {
+			files = append(files, d.Config)
+		}
+	}
 	reads := func(f runtimeclass.Found) bool {
 		return f.ConfigFile == i.ConfigFile || f.ConfigFile == "" && slices.Contains(files, i.ConfigFile)
 	}
@@ -80,6 +86,18 @@ func (i *Installer) proc() procfs.FS {
 	return procfs.Host
 }
 
+// daemonTitles lists the daemons of a host: "a, b or c".
+func daemonTitles() string {
+	var titles []string
+	for _, d := range runtimeclass.Daemons() {
+		if d.Print == nil {
+			titles = append(titles, d.Title)
+		}
+	}
+	last := len(titles) - 1
+	return strings.Join(titles[:last], ", ") + " or " + titles[last]
+}
+
 func foundNames(found []runtimeclass.Found) string {
 	var list []string
 	for _, f := range found {
@@ -92,14 +110,14 @@ func foundNames(found []runtimeclass.Found) string {
 // the operator gave the version of the daemon instead of a daemon, or if the running daemon's program
 // is not to be executed: another one need not read the same.
 func (i *Installer) daemonProgram(target string, found runtimeclass.Found) string {
-	_, distribution := runtimeclass.Distributions[target]
+	d := runtimeclass.DaemonOf(target)
 	switch {
-	case i.proc() == "" || i.Versions[target] != "" || i.Versions[runtimeclass.Containerd] != "":
+	case i.proc() == "" || i.Versions[d.VersionOf()] != "":
 		return ""
-	case i.Containerd == "" && found.Runs && found.Program == "" && !distribution:
+	case i.Containerd == "" && found.Runs && found.Program == "" && !d.Generated:
 		return ""
 	}
-	return runtimeclass.DaemonProgram(target, cmp.Or(i.Containerd, found.Program))
+	return cmp.Or(i.Containerd, found.Program, d.Program("/"))
 }
 
 // runningProgram returns the program of the daemon of a registration, as daemonProgram does.
@@ -116,25 +134,20 @@ func (i *Installer) runningProgram(o runtimeclass.Options) string {
 // daemonVersion returns the version that the operator gave, or else the version that the daemon's
 // program prints. It executes nothing in a tree.
 func (i *Installer) daemonVersion(ctx context.Context, found runtimeclass.Found) (none semver.Version, err error) {
-	daemon, other := runtimeclass.Containerd, runtimeclass.Docker
-	if i.Target == runtimeclass.Docker {
-		daemon, other = other, daemon
+	d := runtimeclass.DaemonOf(i.Target)
+	for _, name := range slices.Sorted(maps.Keys(i.Versions)) {
+		if i.Versions[name] != "" && name != d.VersionOf() {
+			return none, cmdline.Errorf("--%s-version cannot be combined with --target %s", name, i.Target)
+		}
 	}
-	if i.Versions[other] != "" {
-		return none, cmdline.Errorf("--%s-version cannot be combined with --target %s", other, i.Target)
-	}
-	if version := i.Versions[daemon]; version != "" {
+	if version := i.Versions[d.VersionOf()]; version != "" {
 		v, err := semver.Parse(version)
 		if err != nil {
-			return none, cmdline.Errorf("--%s-version: %v", daemon, err)
+			return none, cmdline.Errorf("--%s-version: %v", d.VersionOf(), err)
 		}
 		return v, nil
 	}
-	_, isDistribution := runtimeclass.Distributions[i.Target]
-	if i.proc() == "" || found.Runs && found.Program == "" && !isDistribution {
-		return none, nil
-	}
-	v, err := runtimeclass.DaemonVersion(ctx, i.Target, cmp.Or(i.Containerd, found.Program))
+	v, err := runtimeclass.DaemonVersion(ctx, i.daemonProgram(i.Target, found))
 	if err != nil && i.Containerd == "" {
 		// Without the version, the handler has the most widely supported form.
 		return none, nil

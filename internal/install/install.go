@@ -46,7 +46,7 @@ func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *t
 	if err != nil {
 		return none, nil, err
 	}
-	if i.GPUsFlag && i.Target != runtimeclass.Docker {
+	if i.GPUsFlag && !runtimeclass.DaemonOf(i.Target).GPUsFlag {
 		return none, nil, ErrGPUsFlag
 	}
 	if i.Host.Daemon, err = i.daemonVersion(ctx, found); err != nil {
@@ -60,7 +60,7 @@ func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *t
 		}
 		report, i.WriteShimConfig, i.ShimSettings = &read, true, read.Text
 	}
-	if i.Target != runtimeclass.Docker {
+	if runtimeclass.DaemonOf(i.Target).IsContainerd {
 		i.KubeletSocket = runtimeclass.KubeletSocket(i.Host, i.proc())
 	}
 	if err := i.addCDI(); err != nil {

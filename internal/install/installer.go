@@ -14,7 +14,7 @@ type Installer struct {
 	// TargetNamed and ConfigNamed are true if the operator named the target or its configuration
 	// file.
 	TargetNamed, ConfigNamed bool
-	// Configs are the configuration files of containerd and Docker, by target.
+	// Configs are the configuration files of the daemons whose file can be named, by target.
 	Configs map[string]string
 	// Containerd is the program to ask for its version; "" for the one that is found. Versions are
 	// the versions that the operator gave instead, by target.

@@ -35,7 +35,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	}
 	// The configuration of a daemon that is not running is unknown.
 	found := runtimeclass.Find(k.Installer.Host, procfs.Host, target)
-	if len(found) == 1 && !found[0].Runs && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
+	if len(found) == 1 && !found[0].Runs && !runtimeclass.DaemonOf(found[0].Target).Generated {
 		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
 	}
 	var plan runtimeclass.Plan
@@ -116,7 +116,7 @@ func (k *Keeper) restart(ctx context.Context, line string, plan runtimeclass.Pla
 // settle runs check after a change. A distribution generates its configuration after it has
 // started, so settle waits for it.
 func (k *Keeper) settle(ctx context.Context, o runtimeclass.Options) ([]check.Finding, error) {
-	_, late := runtimeclass.Distributions[o.Target]
+	late := runtimeclass.DaemonOf(o.Target).Generated
 	for start := time.Now(); ; {
 		findings := k.check(ctx, o)
 		wrong := problems(findings)
@@ -173,14 +173,10 @@ func (k *Keeper) check(ctx context.Context, o runtimeclass.Options) []check.Find
 }
 
 func checkWith(ctx context.Context, o runtimeclass.Options, shimConfig string, p preview.Planner) []check.Finding {
-	options := check.Options{
-		Root: "/", Proc: procfs.Host, Config: shimConfig, ContainerdConfig: o.ConfigFile, Target: o.Target,
+	return check.Node(ctx, check.Options{
+		Root: "/", Proc: procfs.Host, Config: shimConfig, Target: o.Target, Configs: map[string]string{o.Target: o.ConfigFile},
 		CDI: func() ([]byte, error) { return cdispec.Text(p) },
-	}
-	if o.Target == runtimeclass.Docker {
-		options.ContainerdConfig, options.DockerConfig = "", o.ConfigFile
-	}
-	return check.Node(ctx, options)
+	})
 }
 
 func problems(findings []check.Finding) []check.Finding {

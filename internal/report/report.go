@@ -37,12 +37,21 @@ type Sources struct {
 
 // Host has the sources of this host.
 var Host = Sources{
-	Files: []string{
+	Files: append([]string{
 		"/proc/version", "/proc/sys/kernel/hostname", "/etc/os-release", runtimeclass.RecordPath,
-		"/etc/containerd/*/" + runtimeclass.DropInName, "/var/lib/rancher/*/agent/etc/containerd/*/" + runtimeclass.DropInName,
-	},
+	}, dropIns()...),
 	Journalctl: "/usr/bin/journalctl",
 	Logs:       "/var/lib/rancher/*/agent/containerd/containerd.log",
+}
+
+// dropIns returns patterns of the files that an installation adds to those of the daemons.
+func dropIns() (patterns []string) {
+	for _, d := range runtimeclass.Daemons() {
+		if d.Config != "" {
+			patterns = append(patterns, path.Join(path.Dir(d.Config), "*", runtimeclass.DropInName))
+		}
+	}
+	return patterns
 }
 
 // maxLog is the size limit of a log file, in bytes. logLines is the number of lines kept of all
