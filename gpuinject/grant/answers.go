@@ -49,11 +49,11 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 }
 
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
-// granted is true if the specification itself grants devices: by its nodes, or by the ids in named,
-// which grant the devices that they name.
-func askAll(c Container, h host.Host, granted bool, named []string, ask question.Ask) answers {
+// environment is the result of environmentGrants. granted is true if the specification itself grants
+// devices: by its nodes, or by the ids in named, which grant the devices that they name.
+func askAll(c Container, h host.Host, environment string, granted bool, named []string, ask question.Ask) answers {
 	who := c.Input.Container
-	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)
+	needsPod := !granted && policy.NeedsKubelet(who, environment)
 	var pod kubelet.Pod
 	if needsPod {
 		pod = kubelet.Read(kubelet.CheckpointFile, c.Config.Policy.KubeletSocket, who)
@@ -67,7 +67,7 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask question
 		a.kept = facts.Load(c.Config.Host, h)
 	}
 	// Ids need not be resolved if nothing can be granted.
-	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who)
+	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who, environment)
 	unknown := a.kept.Asked.IsZero() && (required || pod.Question != nil && names)
 	ids := slices.Concat(named, allocated, c.Request.Devices)
 	q := question.Questions{Pod: pod.Question, Facts: mayGrant && (unknown || h.NeedsFacts(ids, a.kept.Facts))}

@@ -37,7 +37,7 @@ func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 			g.MIGRights = append(g.MIGRights, name)
 		}
 	}
-	a := askAll(c, h, true, nil, ask)
+	a := askAll(c, h, "", true, nil, ask)
 	g.Set.MIG = h.Annotate(g.Set.MIG, a.kept.Facts)
 	g.GPUs = h.Visible(g.Set)
 	g.May = policy.Grant{Set: g.Set, Reason: "taken over from CDI: " + cmp.Or(g.Set.String(), "no GPU")}

@@ -19,15 +19,16 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 		return takeOver(c, h, ask)
 	}
 	g := Grant{Request: c.Request}
-	var named []string
-	if policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == "" {
-		named = c.Input.Granted(c.Config)
-	}
 	inSpec, err := h.Given(c.Input.Container.Nodes)
 	if err != nil {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
-	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
+	environment := environmentGrants(c, inSpec)
+	var named []string
+	if environment == "" {
+		named = c.Input.Granted(c.Config)
+	}
+	a := askAll(c, h, environment, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)
 	switch {
 	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts) && !isFault(err):
@@ -37,7 +38,7 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
 	inSpec.Add(set)
-	may, enforced, err := policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet)
+	may, enforced, err := policy.Decide(c.Config.Policy, c.Input.Container, environment, inSpec, a.kubelet)
 	if err != nil {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
@@ -85,18 +86,18 @@ func StartsWithoutDriver(c Container) bool {
 			return true
 		}
 	}
-	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == ""
+	return !r.NamesDevices() && r.Source != request.FromCDI && environmentGrants(c, device.Set{}) == ""
 }
 
-// policyFor returns the policy for a container whose specification has these devices. Outside
-// Kubernetes a user named them there, whereas the environment may come from the image, so it grants
-// no further devices.
-func policyFor(c Container, inSpec device.Set) config.Policy {
+// environmentGrants returns why the environment of a container whose specification has these devices
+// is a grant, or "". Outside Kubernetes a user named them there, whereas the environment may come
+// from the image, so it grants no further devices.
+func environmentGrants(c Container, inSpec device.Set) string {
 	p := c.Config.Policy
 	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() {
 		p.AcceptEnvWhenUnprivileged = false
 	}
-	return p
+	return policy.EnvironmentGrants(p, c.Input.Container)
 }
 
 // startsWithout reports whether the container starts without the driver: it no longer asks for it,

@@ -88,15 +88,15 @@ func EnvironmentGrants(p config.Policy, c request.Container) string {
 }
 
 // GrantsAll reports whether a container may select from every device of the host, whatever was
-// allocated to it.
-func GrantsAll(p config.Policy, c request.Container) bool {
-	return EnvironmentGrants(p, c) != "" || c.Kubernetes && p.Kubernetes == config.Audit
+// allocated to it. environment is the result of EnvironmentGrants.
+func GrantsAll(p config.Policy, c request.Container, environment string) bool {
+	return environment != "" || c.Kubernetes && p.Kubernetes == config.Audit
 }
 
 // NeedsKubelet reports whether only the kubelet can say what was allocated to a container without a
 // device in its specification: the environment is no grant.
-func NeedsKubelet(p config.Policy, c request.Container) bool {
-	return EnvironmentGrants(p, c) == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
+func NeedsKubelet(c request.Container, environment string) bool {
+	return environment == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
 }
 
 // KubeletAnswer is what the kubelet allocated to a container.
@@ -113,13 +113,14 @@ type KubeletAnswer struct {
 	SetErr error
 }
 
-// Decide returns what the container may select from, and what the mode "enforce" would grant, which
+// Decide returns what the container may select from, if environment is the result of
+// EnvironmentGrants, and what the mode "enforce" would grant, which
 // differs only in the mode "audit". inSpec are the devices whose nodes, or accepted device-list
 // mounts, are in its specification; kubelet is used only if NeedsKubelet. An error means that the
 // grant cannot be determined, so that a container which asks for a GPU must not start.
-func Decide(p config.Policy, c request.Container, inSpec device.Set, kubelet KubeletAnswer) (g, enforced Grant, err error) {
-	if reason := EnvironmentGrants(p, c); reason != "" {
-		g = Grant{All: true, Reason: reason}
+func Decide(p config.Policy, c request.Container, environment string, inSpec device.Set, kubelet KubeletAnswer) (g, enforced Grant, err error) {
+	if environment != "" {
+		g = Grant{All: true, Reason: environment}
 		return g, g, nil
 	}
 	enforced, err = allocated(p, c, inSpec, kubelet)
@@ -141,7 +142,7 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	if !c.Kubernetes {
 		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
 	}
-	if !NeedsKubelet(p, c) {
+	if !NeedsKubelet(c, "") {
 		return Grant{Reason: "no GPU was allocated: the container's specification does not name its pod: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
 	}
 	_, listed := kubelet.Allocation.Containers[c.Name]

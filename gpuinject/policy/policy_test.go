@@ -129,10 +129,11 @@ func TestDecide(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&p)
 			}
-			if got := NeedsKubelet(p, tc.container) && tc.inSpec == ""; got != tc.asks {
+			environment := EnvironmentGrants(p, tc.container)
+			if got := NeedsKubelet(tc.container, environment) && tc.inSpec == ""; got != tc.asks {
 				t.Errorf("NeedsKubelet is %v", got)
 			}
-			g, enforced, err := Decide(p, tc.container, setOf(tc.inSpec), tc.kubelet)
+			g, enforced, err := Decide(p, tc.container, environment, setOf(tc.inSpec), tc.kubelet)
 			if want, ok := strings.CutPrefix(tc.want, "error: "); ok {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %+v, %v, want an error with %q", g, err, want)
