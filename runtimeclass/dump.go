@@ -73,15 +73,15 @@ func (p Plan) applyCompared(file string) error {
 	return fmt.Errorf("%w: with %s %w", ErrNothingChanged, strings.Join(p.changing(hosttree.DaemonConfig), ", "), err)
 }
 
-// DaemonVersion asks a program of a daemon of this host for its version. Only a program that no user
-// but root can replace is executed. The version is unknown if the program is "".
+// DaemonVersion asks a program of a daemon of this host for its version, as Command does. The version
+// is unknown if the program is "".
 func DaemonVersion(ctx context.Context, program string) (semver.Version, error) {
 	if program == "" {
 		return semver.Version{}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	cmd, err := daemonCommand(ctx, program, "--version")
+	cmd, err := Command(ctx, program, "--version")
 	if err != nil {
 		return semver.Version{}, err
 	}
@@ -92,9 +92,9 @@ func DaemonVersion(ctx context.Context, program string) (semver.Version, error) 
 	return semver.Parse(string(out))
 }
 
-// daemonCommand returns a command of a daemon's program. Only a program that no user but root can
-// replace is executed.
-func daemonCommand(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
+// Command returns a command of a program of this host, or an error if users other than root can
+// replace the program.
+func Command(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
 	real, err := trusted.Program(program)
 	if err != nil {
 		return nil, fmt.Errorf("not executed: %w", err)
@@ -120,7 +120,7 @@ func (h Host) dump(file string) (none dumped, err error) {
 	if !h.Exists(file) {
 		args = []string{"config", "default"}
 	}
-	cmd, err := daemonCommand(ctx, h.Program, args...)
+	cmd, err := Command(ctx, h.Program, args...)
 	if err != nil {
 		return none, err
 	}

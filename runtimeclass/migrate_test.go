@@ -33,7 +33,7 @@ func TestContainerdMigratesAnInstallation(t *testing.T) {
 			write(t, o.ConfigFile, "version = 2\n"+runtimesIn(criV2))
 			dump := func() (text []byte, c Configuration) {
 				t.Helper()
-				cmd, err := daemonCommand(t.Context(), program, "--config", o.ConfigFile, "config", "dump")
+				cmd, err := Command(t.Context(), program, "--config", o.ConfigFile, "config", "dump")
 				check(t, err)
 				text, err = cmd.Output()
 				check(t, err)

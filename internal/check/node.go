@@ -18,7 +18,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -211,17 +210,14 @@ func (n *node) findConfig() string {
 // programTimeout is long enough for any program, including one that asks NVML.
 const programTimeout = 10 * time.Second
 
-// run executes a program that no user but root can replace, and returns its output.
+// run executes a program, as runtimeclass.Command does, and returns its output.
 func run(ctx context.Context, program string, args ...string) ([]byte, error) {
-	real, err := trusted.Program(program)
-	if err != nil {
-		return nil, fmt.Errorf("not executed: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, real, args...)
-	cmd.Args[0] = program // the programs of k3s are links to one
-	cmd.WaitDelay = time.Second
+	cmd, err := runtimeclass.Command(ctx, program, args...)
+	if err != nil {
+		return nil, err
+	}
 	out, err := cmd.Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
