@@ -61,9 +61,8 @@ func (containerd) files(p *Plan, o Options, but string) ([]configFile, error) {
 	return files, err
 }
 
-// register adds the handler in a drop-in file if the
-// main file imports a directory and the daemon merges what it finds there, otherwise in a block in
-// the file whose runtimes take effect.
+// register adds the handler in a drop-in file if the main file imports a directory and the daemon
+// merges what it finds there, otherwise in a block in the file whose runtimes take effect.
 func (containerd) register(p *Plan, o Options) (none edited, err error) {
 	h := p.Host
 	files, err := h.load(o.ConfigFile, false)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"path"
 	"slices"
@@ -159,18 +160,14 @@ func (p Plan) compare(before, after dumped) error {
 	isOurs := func(name string) bool { return slices.Contains(ours, name) }
 	both := isOurs(before.runtimes.Default) || isOurs(after.runtimes.Default)
 	was, is := before.others(ours, both), after.others(ours, both)
-	var differ []string
-	for key := range was {
-		if is[key] != was[key] {
-			differ = append(differ, key)
+	for key, value := range is {
+		if was[key] == value {
+			delete(was, key)
+		} else {
+			was[key] = value
 		}
 	}
-	for key := range is {
-		if was[key] == "" {
-			differ = append(differ, key)
-		}
-	}
-	slices.Sort(differ)
+	differ := slices.Sorted(maps.Keys(was))
 	earlier := before.runtimes.Runtimes[p.Handler]
 	handler, theDefault := after.runtimes.Runtimes[p.Handler], after.runtimes.Default
 	switch {

@@ -185,21 +185,20 @@ func (p *Plan) release(o Options, record []placed) error {
 		case c.Before == nil:
 		case !slices.Contains([]string{f.SHA256, f.OldSHA256}, sum(c.Before)) && !Unchanged(c.Before): // prepare regenerates the CDI file
 			p.note("%s stays: it was changed since the installation", f.Path)
-		case f.Kind == hosttree.Program:
+		case f.Kind == hosttree.Program && o.KeepPrograms:
 			keep = append(keep, f)
-			if !o.KeepPrograms {
-				original, err := p.putBack(&c)
-				if err != nil {
-					return err
-				}
-				p.Programs = append(p.Programs, c, original)
-			}
 		default:
-			original, err := p.putBack(&c)
+			// An installation may have replaced a file.
+			original, err := p.Host.Change(hosttree.Original, c.Path+hosttree.BackupSuffix, nil)
 			if err != nil {
 				return err
 			}
-			p.Changes = append(p.Changes, c, original)
+			c.After = original.Before
+			if f.Kind == hosttree.Program {
+				keep, p.Programs = append(keep, f), append(p.Programs, c, original)
+			} else {
+				p.Changes = append(p.Changes, c, original)
+			}
 		}
 	}
 	change, err := p.Host.recordChange(keep)
@@ -222,14 +221,6 @@ func (h Host) recordChange(record []placed) (hosttree.Change, error) {
 		text = encodeJSON(record, "  ")
 	}
 	return h.Change(hosttree.Record, RecordPath, text)
-}
-
-// putBack makes a removal restore the file that the installation replaced, if any, and returns the
-// removal of its backup.
-func (p *Plan) putBack(c *hosttree.Change) (hosttree.Change, error) {
-	original, err := p.Host.Change(hosttree.Original, c.Path+hosttree.BackupSuffix, nil)
-	c.After = original.Before
-	return original, err
 }
 
 // removeOriginals plans the removal of the backups of programs that equal their backups: a process
