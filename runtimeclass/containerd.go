@@ -41,7 +41,7 @@ func (containerd) runtimes(h Host, file string) (map[string]Runtime, error) {
 // Others were written by an operator: they stay, and keep the programs.
 func (containerd) files(p *Plan, o Options, but string) ([]configFile, error) {
 	loaded, err := p.Host.load(o.ConfigFile, false)
-	if err == nil && p.Host.registered(o) {
+	if err == nil && p.registered(o) {
 		own := registeredIn(loaded)
 		if but != "" || len(own) == 0 {
 			own = []string{o.Registration.Handler}

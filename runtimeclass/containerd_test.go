@@ -185,14 +185,15 @@ func (r Registration) filled() Registration {
 }
 
 func register(h Host, o Options) (Plan, error) {
-	p := Plan{Host: h}
-	err := p.register(o)
+	p, err := newPlan(h, o, false)
+	if err == nil {
+		err = p.register(o)
+	}
 	return p, err
 }
 
 func unregister(h Host, o Options) (Plan, error) {
-	p := Plan{Host: h}
-	err := p.setDaemon(o, true)
+	p, err := newPlan(h, o, true)
 	if err == nil {
 		err = p.unregister(o, "")
 	}

@@ -51,7 +51,7 @@ func (docker) runtimes(h Host, file string) (map[string]Runtime, error) {
 }
 
 func (docker) files(p *Plan, o Options, _ string) ([]configFile, error) {
-	file, _, err := p.Host.readDocker(o.ConfigFile)
+	file, _, err := p.readDocker(o.ConfigFile)
 	return []configFile{file}, err
 }
 
@@ -65,7 +65,7 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 	} else if !v.Known() {
 		p.note("dockerd's version is unknown (set it with --docker-version): Docker before 24.0 would start containers without their GPUs")
 	}
-	file, config, err := p.Host.readDocker(o.ConfigFile)
+	file, config, err := p.readDocker(o.ConfigFile)
 	if err != nil {
 		return none, err
 	}
@@ -200,7 +200,7 @@ func (p *Plan) offerCDI(o Options, file string, config map[string]any) error {
 	switch {
 	case o.GPUsFlag && before(29, 0) && !slices.ContainsFunc(inServicePath(RuntimeHookName), p.Host.Exists):
 		return fmt.Errorf("--gpus-flag: dockerd %s does not resolve --gpus by CDI: use Docker 29.0 or later, or leave the flag out and %s", v, instead)
-	case len(o.CDI) == 0 && !p.Host.madeCDI():
+	case len(o.CDI) == 0 && !p.madeCDI():
 		return nil
 	case before(25, 0):
 		return fmt.Errorf("--cdi: dockerd %s has no CDI: use Docker 25.0 or later, or leave the flag out and %s", v, instead)
@@ -228,9 +228,8 @@ func (p *Plan) offerCDI(o Options, file string, config map[string]any) error {
 }
 
 // madeCDI reports whether an installation for Docker wrote a CDI specification.
-func (h Host) madeCDI() bool {
-	record, _ := h.loadRecord() // Plan.readRecord returns the error
-	return slices.ContainsFunc(record, func(f placed) bool {
+func (p *Plan) madeCDI() bool {
+	return slices.ContainsFunc(p.installed, func(f placed) bool {
 		return f.Kind == hosttree.Generated && slices.ContainsFunc(f.For, func(name string) bool { return strings.HasPrefix(name, Docker+" ") })
 	})
 }
@@ -284,24 +283,24 @@ func (p *Plan) noteCDIFiles() {
 
 // readDocker reads daemon.json without the runtimes that install registered. The result is the
 // original if nothing else changed.
-func (h Host) readDocker(name string) (configFile, map[string]any, error) {
-	name, err := h.Follow(name)
+func (p *Plan) readDocker(name string) (configFile, map[string]any, error) {
+	name, err := p.Host.Follow(name)
 	if err != nil {
 		return configFile{}, nil, err
 	}
-	text, config, err := h.readJSON(name)
+	text, config, err := p.Host.readJSON(name)
 	if err != nil {
 		return configFile{}, nil, err
 	}
-	backup, original, err := h.readJSON(name + hosttree.BackupSuffix)
+	backup, original, err := p.Host.readJSON(name + hosttree.BackupSuffix)
 	if err != nil {
 		return configFile{}, nil, err
 	}
 	file := configFile{name, text, text}
-	removed := removeOurs(config, original, h.madeCDI())
+	removed := removeOurs(config, original, p.madeCDI())
 	switch {
-	case backup == nil && !h.recorded(name): // an operator wrote them
-		_, config, err = h.readJSON(name)
+	case backup == nil && !p.recorded(name): // an operator wrote them
+		_, config, err = p.Host.readJSON(name)
 	case backup != nil && reflect.DeepEqual(config, original):
 		file.original = backup
 	case removed:

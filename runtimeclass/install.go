@@ -12,8 +12,7 @@ import (
 // Install plans the installation of the programs, the handler and everything else that the options
 // request. The registration must be valid.
 func Install(h Host, o Options) (Plan, error) {
-	p := Plan{Host: h}
-	record, err := p.readRecord(o)
+	p, err := newPlan(h, o, false)
 	if err == nil {
 		err = p.installPrograms(o)
 	}
@@ -34,7 +33,7 @@ func Install(h Host, o Options) (Plan, error) {
 		p.note("%s is not updated when the driver or MIG changes: add --prepare-unit, or run `nvidia-shimctl prepare --cdi` after each change", o.CDI[0].Path)
 	}
 	if err == nil {
-		err = p.record(o, record)
+		err = p.record(o)
 	}
 	return p, err
 }
@@ -42,11 +41,7 @@ func Install(h Host, o Options) (Plan, error) {
 // Uninstall plans the removal of what Install recorded for this registration and no other
 // registration needs.
 func Uninstall(h Host, o Options) (Plan, error) {
-	p := Plan{Host: h}
-	if err := p.setDaemon(o, true); err != nil {
-		return p, err
-	}
-	record, err := p.readRecord(o)
+	p, err := newPlan(h, o, true)
 	if err == nil {
 		err = p.unregister(o, "")
 	}
@@ -57,7 +52,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 		err = p.removeOriginals(o)
 	}
 	if err == nil {
-		err = p.release(o, record)
+		err = p.release(o)
 	}
 	if err == nil {
 		p.keepNeeded(o)
@@ -68,11 +63,22 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	return p, err
 }
 
+// newPlan returns a plan without changes for a daemon that is to get a handler, or to lose one.
+func newPlan(h Host, o Options, removed bool) (p Plan, err error) {
+	p = Plan{Host: h, replace: o.Registration.Replace, dirs: []string{o.Registration.BinDir, path.Dir(RecordPath)}}
+	if p.registrar, err = find(o.Target); err != nil {
+		return p, err
+	}
+	p.mainFile, p.Restart = cmp.Or(o.ConfigFile, p.registrar.daemon().Config), p.registrar.restart(h, removed)
+	p.installed, err = h.loadRecord()
+	for _, f := range p.installed {
+		p.dirs = append(p.dirs, path.Dir(f.Path))
+	}
+	return p, err
+}
+
 // register adds the handler to one file, and removes an earlier registration from the others.
 func (p *Plan) register(o Options) error {
-	if err := p.setDaemon(o, false); err != nil {
-		return err
-	}
 	f, err := p.registrar.register(p, o)
 	if err == nil {
 		err = p.unregister(o, f.name)
@@ -93,17 +99,6 @@ func (p *Plan) unregister(o Options, but string) error {
 		}
 	}
 	return err
-}
-
-// setDaemon notes which daemon reads the changes, from which file it starts, and how it reads them
-// after a handler was added or removed.
-func (p *Plan) setDaemon(o Options, removed bool) (err error) {
-	if p.registrar, err = find(o.Target); err != nil {
-		return err
-	}
-	p.mainFile, p.replace = cmp.Or(o.ConfigFile, p.registrar.daemon().Config), o.Registration.Replace
-	p.Restart = p.registrar.restart(p.Host, removed)
-	return nil
 }
 
 // keepNeeded makes an uninstallation leave the programs if daemons still have runtimes that start

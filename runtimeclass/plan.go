@@ -43,6 +43,8 @@ type Plan struct {
 	// registrar is that of the daemon, and mainFile the configuration that it is started with.
 	registrar registrar
 	mainFile  string
+	// installed is the record of what installations wrote before.
+	installed []placed
 	// replace is true if another runtime with the handler's name may be overridden.
 	replace bool
 	// configFile is the configuration with the handler. byDefault is the handler that an

@@ -72,16 +72,6 @@ func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 	return nil, nil
 }
 
-// readRecord reads the record for a plan.
-func (p *Plan) readRecord(o Options) ([]placed, error) {
-	record, err := p.Host.loadRecord()
-	p.dirs = []string{o.Registration.BinDir, path.Dir(RecordPath)}
-	for _, f := range record {
-		p.dirs = append(p.dirs, path.Dir(f.Path))
-	}
-	return record, err
-}
-
 // loadRecord reads the record; it returns nil if there is none.
 func (h Host) loadRecord() (record []placed, err error) {
 	text, err := h.ReadOwned(RecordPath)
@@ -95,24 +85,22 @@ func (h Host) loadRecord() (record []placed, err error) {
 }
 
 // recorded reports whether a daemon's configuration is in the record.
-func (h Host) recorded(name string) bool {
-	record, _ := h.loadRecord() // Plan.readRecord returns the error
-	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
+func (p *Plan) recorded(name string) bool {
+	return slices.ContainsFunc(p.installed, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
 }
 
 // registered reports whether an installation for these options is in the record.
-func (h Host) registered(o Options) bool {
-	record, _ := h.loadRecord() // Plan.readRecord returns the error
-	return slices.ContainsFunc(record, func(f placed) bool {
+func (p *Plan) registered(o Options) bool {
+	return slices.ContainsFunc(p.installed, func(f placed) bool {
 		return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, o.registration())
 	})
 }
 
 // record adds the record of what the plan installs. Only the backups of programs are written before
 // it: once a program is in the record, a later installation makes no backup of it.
-func (p *Plan) record(o Options, record []placed) error {
+func (p *Plan) record(o Options) error {
 	name := o.registration()
-	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, name) })
+	record := slices.DeleteFunc(slices.Clone(p.installed), func(f placed) bool { return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, name) })
 	for _, c := range append([]hosttree.Change{{Path: RecordPath, After: []byte{}}}, p.Changes...) {
 		for dir := path.Dir(c.Path); c.After != nil && !p.Host.Exists(dir); dir = path.Dir(dir) {
 			if dir != path.Dir(RecordPath) && !slices.Contains(p.made, dir) { // removed with the record
@@ -157,10 +145,10 @@ func (p *Plan) record(o Options, record []placed) error {
 
 // release plans the removal of the files that no other registration needs. A file that changed
 // since the installation stays.
-func (p *Plan) release(o Options, record []placed) error {
+func (p *Plan) release(o Options) error {
 	name := o.registration()
 	var keep []placed
-	for _, f := range record {
+	for _, f := range p.installed {
 		if f.Kind == hosttree.Directory {
 			keep = append(keep, f)
 			p.made = append(p.made, f.Path)

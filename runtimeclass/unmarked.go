@@ -28,7 +28,7 @@ func (p *Plan) adopt(o *Options, files []tomlFile) (file string, err error) {
 	}
 	name, present := holder(files, handler)
 	options := tomledit.Table(present, "options")
-	if binary, _ := options["BinaryName"].(string); present != nil && !p.Host.registered(*o) && (binary == "" || binary == "runc") {
+	if binary, _ := options["BinaryName"].(string); present != nil && !p.registered(*o) && (binary == "" || binary == "runc") {
 		p.note("the runtime %q of %s starts this shim: it stays as it is", handler, name)
 		return name, nil
 	}

@@ -127,8 +127,8 @@ func TestARuntimeWrittenByHandKeepsItsOptions(t *testing.T) {
 		if want.Options["policy"] == nil {
 			t.Fatalf("no options: %+v", want)
 		}
-		p := Plan{Host: h}
-		check(t, errors.Join(p.setDaemon(o, true), p.unregister(o, "")))
+		p, err := unregister(h, o)
+		check(t, err)
 		if p.Changed() {
 			t.Errorf("%s: without an installation uninstall changes\n%s", name, p.Diff())
 		}
