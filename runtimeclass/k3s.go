@@ -66,10 +66,9 @@ func (d distribution) files(p *Plan, _ Options, _ string) ([]configFile, error) 
 	return files, nil
 }
 
-// register adds the handler in a drop-in if the generated configuration
-// imports the directory and its containerd merges it, otherwise in a block at the end of the
-// template. Unless the operator chose the handler's name, it uses another name if that one is
-// taken.
+// register adds the handler in a drop-in if the generated configuration imports the directory and its
+// containerd merges it, otherwise in a block at the end of the template. Unless the operator chose the
+// handler's name, it uses another name if that one is taken.
 func (d distribution) register(p *Plan, o Options) (none edited, err error) {
 	h, r := p.Host, &o.Registration
 	if !h.Exists(d.home()) {
