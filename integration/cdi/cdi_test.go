@@ -37,7 +37,7 @@ func writeSpec(t *testing.T, d *sim.Driver, hook string) {
 	for _, g := range d.GPUs {
 		devices = append(devices, object{"name": fmt.Sprint(g.Index), "containerEdits": object{"deviceNodes": []object{node(fmt.Sprintf("nvidia%d", g.Minor))}}})
 	}
-	data, err := json.Marshal(object{"cdiVersion": "0.5.0", "kind": "simulated.test/gpu", "devices": devices, "containerEdits": object{
+	data, err := json.Marshal(object{"cdiVersion": "0.5.0", "kind": kind, "devices": devices, "containerEdits": object{
 		"env":         []string{"NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=" + lib},
 		"deviceNodes": []object{node("nvidiactl"), node("nvidia-uvm"), node("nvidia-uvm-tools")},
 		"mounts":      mounts,
@@ -52,23 +52,24 @@ func writeSpec(t *testing.T, d *sim.Driver, hook string) {
 	placeSpec(t, data)
 }
 
-// placeSpec puts a specification of the kind simulated.test/gpu where ctr, which resolves CDI names
-// itself, looks for it. The kind is the test's own, so that a host's real specifications do not
-// come into it.
+// kind is that of the specifications. It is this process's own, so that neither those of the host
+// nor another test process's come into it.
+var kind = fmt.Sprintf("simulated-%d.test/gpu", os.Getpid())
+
+// placeSpec puts a specification where ctr, which resolves CDI names itself, looks for it.
 func placeSpec(t *testing.T, data []byte) {
 	t.Helper()
 	const dir = "/run/cdi"
-	if _, err := os.Stat(dir); err != nil {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.Remove(dir) })
-	}
-	name := filepath.Join(dir, "simulated.test-gpu.json")
-	if err := os.WriteFile(name, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.ShareForTest(t, dir)
+	name := filepath.Join(dir, strings.Replace(kind, "/", "-", 1)+".json")
+	simtest.Check(t, os.WriteFile(name, data, 0o644))
 	t.Cleanup(func() { os.Remove(name) })
+}
+
+// placeOwnSpec places the specification that nvidia-shimctl writes.
+func placeOwnSpec(t *testing.T, h *simhost.Host) {
+	t.Helper()
+	placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", kind, 1)))
 }
 
 // containerd's CDI code edits the specification; what NVIDIA's hooks would do to the image, the
@@ -93,7 +94,7 @@ func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 				o := testenv.RunOptions{Env: append(tc.env, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), Args: h.ProbeArgs()}
 				o.Args[2] += "\necho == twice; grep -o ' /[^ ]*\\(libcuda.so.1\\|libnvidia-ml.so.1\\|bin/nvidia-smi\\) ' /proc/mounts | grep -v ' /usr/local/nvidia/' | sort | uniq -d; true"
 				for _, d := range tc.devices {
-					o.Extra = append(o.Extra, "--device", "simulated.test/gpu="+d)
+					o.Extra = append(o.Extra, "--device", kind+"="+d)
 				}
 				out := h.MustRun(t, o)
 				simhost.Compare(t, simhost.Parse(out), h.Expect(tc.want))
@@ -106,14 +107,14 @@ func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 			})
 		}
 		t.Run("the stock shim runs the hooks, so the test would notice", func(t *testing.T) {
-			r := h.Run(t, testenv.RunOptions{Runtime: testenv.StockRuntime, Extra: []string{"--device", "simulated.test/gpu=1"}, Args: []string{"/bin/true"}})
+			r := h.Run(t, testenv.RunOptions{Runtime: testenv.StockRuntime, Extra: []string{"--device", kind + "=1"}, Args: []string{"/bin/true"}})
 			if _, err := os.Stat(ran); r.ExitCode != 0 || err != nil {
 				t.Errorf("exit status %d: %s, %v", r.ExitCode, r.Error, err)
 			}
 			os.Remove(ran)
 		})
 		t.Run("the record says so", func(t *testing.T) {
-			id := h.Start(t, testenv.RunOptions{Extra: []string{"--device", "simulated.test/gpu=1"}})
+			id := h.Start(t, testenv.RunOptions{Extra: []string{"--device", kind + "=1"}})
 			if p := h.Record(t, id); p.Grant != "taken over from CDI: "+h.Driver.GPUs[1].UUID || len(p.RemovedHooks) != 2 {
 				t.Errorf("grant %q, hooks %q", p.Grant, p.RemovedHooks)
 			}
@@ -127,10 +128,10 @@ func TestCDISpecificationOfShimctl(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		mig := []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}}
 		h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3, MIG: mig}, Env: testenv.Options{Cgroup: version}})
-		placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", "simulated.test/gpu", 1)))
+		placeOwnSpec(t, h)
 		devices := func(names ...string) (args []string) {
 			for _, name := range names {
-				args = append(args, "--device", "simulated.test/gpu="+name)
+				args = append(args, "--device", kind+"="+name)
 			}
 			return args
 		}
@@ -169,9 +170,9 @@ func TestCDISpecificationOfShimctl(t *testing.T) {
 // specification still serves, because it only names devices.
 func TestCDISpecificationOfShimctlUnderTheStockRuntime(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
-	placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", "simulated.test/gpu", 1)))
+	placeOwnSpec(t, h)
 	run := func(image, runtime string) testenv.Result {
-		return h.Run(t, testenv.RunOptions{Image: h.Load(t, image), Runtime: runtime, Extra: []string{"--device", "simulated.test/gpu=0"},
+		return h.Run(t, testenv.RunOptions{Image: h.Load(t, image), Runtime: runtime, Extra: []string{"--device", kind + "=0"},
 			Args: []string{"/bin/sh", "-c", "/test/dlopen -s cuDriverGetVersion libcuda.so.1; /test/dlopen libnvidia-ptxjitcompiler.so.1; nvidia-smi -L"}})
 	}
 	found := []string{"cuDriverGetVersion=13000", "ptxjitcompiler.so.1 OK", h.Driver.GPUs[0].UUID}

@@ -70,7 +70,7 @@ type engine struct {
 
 // start starts dockerd with the runtime registered. Its images are those of containerd.
 func start(t testing.TB) *engine {
-	makeDirectories(t)
+	testenv.ShareForTest(t, sharedDirs...)
 	h := newHost(t)
 	e := &engine{life: t, Host: h, dir: h.Dir, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
 	e.flags = []string{"--config-file", e.config}
@@ -120,15 +120,8 @@ func (e *engine) configure(t testing.TB, settings map[string]any) {
 	simhost.WriteFile(t, e.config, string(text))
 }
 
-// makeDirectories makes the directories that dockerd, BuildKit's runc and kind make outside their
-// own, and removes them at the end.
-func makeDirectories(t testing.TB) {
-	for _, dir := range []string{"/run/docker", "/run/docker/plugins", "/run/runc", "/lib/modules"} {
-		if err := os.Mkdir(dir, 0o755); err == nil {
-			t.Cleanup(func() { os.Remove(dir) })
-		}
-	}
-}
+// sharedDirs are those that dockerd, BuildKit's runc and kind use outside their own.
+var sharedDirs = []string{"/run/docker", "/run/docker/plugins", "/run/runc", "/lib/modules"}
 
 // image is the name by which Docker knows the image.
 func (e *engine) image() string { return "docker.io/" + e.Image }

@@ -71,13 +71,22 @@ func TestMain(m *testing.M) {
 
 // outside runs the tests in a process with namespaces of its own and gives its exit
 // status. The kubelet's changes of the kernel's settings are undone.
-func outside() int {
+func outside() (code int) {
 	if missing := testenv.Missing(programs...); len(missing) > 0 {
 		fmt.Fprintf(os.Stderr, "FAIL: the tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
 		return 1
 	}
-	defer keepSysctls()()
-	defer makeMountPoints()()
+	restore, err := testenv.Share(places, testenv.KubeletSettings)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		return 1
+	}
+	defer func() {
+		if err := restore(); err != nil {
+			fmt.Fprintln(os.Stderr, "FAIL: a setting of the kernel stays as the kubelet made it:", err)
+			code = 1
+		}
+	}()
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -96,7 +105,7 @@ func outside() int {
 			_ = cmd.Process.Signal(sig)
 		}
 	}()
-	err := cmd.Wait()
+	err = cmd.Wait()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -111,30 +120,6 @@ func outside() int {
 // binDir holds what build.sh makes.
 func binDir() string { return filepath.Join(testenv.ShimDir(), "kubernetes") }
 
-// sysctls are what the kubelet sets on its host (pkg/kubelet/cm,
-// setupKernelTunables).
-var sysctls = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
-
-// keepSysctls returns the function that gives the host its settings back.
-func keepSysctls() func() {
-	was := map[string][]byte{}
-	for _, name := range sysctls {
-		if value, err := os.ReadFile("/proc/sys/" + name); err == nil {
-			was[name] = value
-		}
-	}
-	return func() {
-		for name, value := range was {
-			if now, err := os.ReadFile("/proc/sys/" + name); err == nil && string(now) == string(value) {
-				continue
-			}
-			if err := os.WriteFile("/proc/sys/"+name, value, 0o644); err != nil {
-				fmt.Fprintln(os.Stderr, "a setting of the kernel stays as the kubelet made it:", err)
-			}
-		}
-	}
-}
-
 // places are those that containerd, runc and the kubelet use whatever they are told:
 // each is an empty file system in the tests' mount namespace.
 var places = []string{"/run/cdi", "/run/containerd", "/run/netns", "/var/lib/kubelet", "/var/log"}
@@ -147,22 +132,6 @@ func coverPlaces() error {
 		}
 	}
 	return nil
-}
-
-// makeMountPoints makes the places that this host lacks, and returns the function
-// that removes them.
-func makeMountPoints() func() {
-	var made []string
-	for _, dir := range places {
-		if os.Mkdir(dir, 0o711) == nil {
-			made = append(made, dir)
-		}
-	}
-	return func() {
-		for _, dir := range made {
-			_ = os.Remove(dir) // fails if another process uses it by now
-		}
-	}
 }
 
 // setUpLoopback makes the namespace's loopback interface usable and gives it the

@@ -46,15 +46,8 @@ func CRIU(t testing.TB) string {
 }
 
 // RemoveFIFOs removes at the test's end the directories that "ctr containers restore", which has no
-// flag for them, makes in /run. Call it after Start.
+// flag for them, makes in /run.
 func RemoveFIFOs(t testing.TB) {
 	t.Helper()
-	const dir = "/run/containerd"
-	_, before := os.Stat(dir)
-	t.Cleanup(func() {
-		_ = os.Remove(dir + "/fifo")
-		if before != nil {
-			_ = os.Remove(dir)
-		}
-	})
+	ShareForTest(t, "/run/containerd", "/run/containerd/fifo")
 }
