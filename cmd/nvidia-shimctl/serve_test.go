@@ -153,7 +153,8 @@ func noHealth(t *testing.T, d *sim.Driver) {
 // serve keeps the file up to date from which the shim knows a sick GPU.
 func TestServeWatchesTheHealthOfGPUs(t *testing.T) {
 	d := simulate(t)
-	_, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
+	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
+	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
 	sick := func() (health.GPU, bool) {
 		f, err := health.Read(d.StateDir, d.Version, time.Now())
 		simtest.Check(t, err)
@@ -169,6 +170,17 @@ func TestServeWatchesTheHealthOfGPUs(t *testing.T) {
 	contains(t, g.String(), "unhealthy since "+time.Now().Format(time.DateOnly), "Xid 79 (GPU has fallen off the bus)", "drain the node and reboot it")
 	out := fine(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1")
 	contains(t, out, "Xid 79")
+	out = fine(t, "--config", d.ConfigPath, "status")
+	contains(t, out, "GPU 1: unhealthy since ", "Xid 79")
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "check")
+	contains(t, out, "the health of 3 GPUs is watched", "is unhealthy since", "drain the node and reboot it")
+	labels := `{gpu="1",uuid="` + d.GPUs[1].UUID + `"}`
+	testenv.Await(t, "the metrics", func() bool { // the status is cached for a second
+		return strings.Contains(fetch(t, "tcp", address, "/metrics"), "nvidia_shim_gpu_health_state"+labels+" 2\n")
+	})
+	contains(t, fetch(t, "tcp", address, "/metrics"), "nvidia_shim_gpu_xid"+labels+" 79\n", "nvidia_shim_health_watched 1\n",
+		`nvidia_shim_gpu_unhealthy_since_timestamp_seconds{fix="drain the node and reboot it",gpu="1",reason="Xid 79 (GPU has fallen off the bus)`)
+	contains(t, fetch(t, "tcp", address, "/"), "<strong>Health:</strong> unhealthy since ")
 	if code := stop(); code != 0 {
 		t.Errorf("status %d", code)
 	}

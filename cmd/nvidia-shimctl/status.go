@@ -79,7 +79,9 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 		return nil, err
 	}
 	live, nvmlErr := askLive(c, limit)
-	return status.Join(procfs.Host, h.Inventory, live, nvmlErr, source.Read()), nil
+	s := status.Join(procfs.Host, h.Inventory, live, nvmlErr, source.Read())
+	s.AddHealth(cfg.Host.StateDir)
+	return s, nil
 }
 
 // readSource returns the containers that --root and --state name, or those of this host's daemons.

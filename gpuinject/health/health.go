@@ -88,6 +88,9 @@ func (f File) GPU(pci string) (g GPU, sick bool) {
 
 func (g GPU) isSick() bool { return g.State == Warn || g.State == Refuse }
 
+// IsSick reports whether the health of the GPU is known and not OK.
+func (g *GPU) IsSick() bool { return g != nil && g.isSick() }
+
 // Load reads the file in a state directory, however old it is. The error is fs.ErrNotExist if there
 // is none.
 func Load(stateDir string) (f File, err error) {

@@ -70,6 +70,7 @@ func Node(ctx context.Context, o Options) []Finding {
 		{"cdi", checkCDI(n)},
 		{"sockets", checkSockets(n)},
 		{"state", checkState(n)},
+		{"health", checkHealth(n)},
 		{"kubelet", checkKubelet(ctx, n)},
 	} {
 		for _, f := range c.findings {

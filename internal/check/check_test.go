@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
@@ -55,6 +56,15 @@ func healthy(t *testing.T) *fixture {
 	tree.Node("nvidia-uvm", 510, 0, 0o666)
 	tree.Node("nvidia-uvm-tools", 510, 1, 0o666)
 	return f
+}
+
+// sickGPU makes the node's watcher say that its GPU is sick.
+func sickGPU(f *fixture) {
+	f.write("state/x", "")
+	f.tree.Check(health.Write(filepath.Join(f.tree.Dir, "state"), health.File{
+		Boot: health.BootID(), Driver: "580.159.04", Time: time.Now(),
+		GPUs: []health.GPU{{PCI: "0000:65:00.0", State: health.Refuse, Reason: "Xid 79", Fix: "reboot", Since: time.Now()}},
+	}))
 }
 
 func (f *fixture) write(name, text string) { f.tree.Write(name, text) }
@@ -127,7 +137,7 @@ func TestAHealthyNode(t *testing.T) {
 	for name, text := range map[string]string{
 		"configuration": "enforce", "shim": "/usr/local/bin/" + runtimeclass.ShimName + " 1.2.3", "containerd": "2.4.2", "handler": `"nvidia"`,
 		"runc": "1.5.3", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
-		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "state": "first GPU container",
+		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "health": "nothing watches", "state": "first GPU container",
 		"kubelet": "not a Kubernetes node", "criu": "criu is not installed",
 	} {
 		want(t, f.check(name), OK, text)
@@ -246,6 +256,11 @@ func TestProblems(t *testing.T) {
 		{"sockets of a daemon that does not run", func(f *fixture) {
 			f.configure("", "[container]\nsockets = [\""+config.FabricManager+"\"]\n")
 		}, "sockets", Warning, "fabricmanager does not run"},
+		{"a refusal of sick GPUs that nothing watches", func(f *fixture) { f.configure("", "[policy]\nhealth = \"refuse\"\n") }, "health", Warning, "but nothing watches"},
+		{"health that is off", func(f *fixture) { f.configure("", "[policy]\nhealth = \"off\"\n") }, "health", OK, "off"},
+		{"a damaged health file", func(f *fixture) { f.write("state/"+health.Name, "{") }, "health", Warning, "unexpected end of JSON"},
+		{"a sick GPU", sickGPU, "health", Warning, "GPU 0 (0000:65:00.0) is unhealthy since 20"},
+		{"what to do about a sick GPU", sickGPU, "health", Warning, ": Xid 79; fix: reboot"},
 		{"no libraries", func(*fixture) {}, "libraries", Problem, "libcuda"},
 		{"state that others can write", func(f *fixture) { f.write("state/x", ""); f.chmod("state", 0o777) }, "state", Problem, "writable by users other than root"},
 		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "") }, "kubelet", Warning, "are refused"},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
@@ -88,6 +89,10 @@ var (
 	driverInfo  = desc("driver_info", "Version of the driver, always 1.", "driver_version", "cuda_version")
 	gpuInfo     = desc("gpu_info", "A GPU, always 1.", append(gpuLabels, "pci", "model")...)
 	gpuError    = desc("gpu_error", "1 if NVML cannot read the GPU.", gpuLabels...)
+	watchedUp   = desc("health_watched", "1 if the health of the GPUs is watched.")
+	gpuHealth   = desc("gpu_health_state", "Health of a GPU: 0 nothing is known to be wrong, 1 to be serviced, 2 not to be used.", gpuLabels...)
+	gpuSick     = desc("gpu_unhealthy_since_timestamp_seconds", "Since when a GPU has been unhealthy, why, and what to do.", append(gpuLabels, "reason", "fix")...)
+	gpuXid      = desc("gpu_xid", "Number of the last critical Xid since the driver was loaded, 0 if there was none (DCGM_FI_DEV_XID_ERRORS).", gpuLabels...)
 	gpuUsed     = desc("gpu_memory_used_bytes", "Memory of a GPU in use.", gpuLabels...)
 	gpuTotal    = desc("gpu_memory_total_bytes", "Memory of a GPU.", gpuLabels...)
 	gpuBusy     = desc("gpu_utilization_ratio", "Part of the time in which a GPU is busy, 0 to 1.", gpuLabels...)
@@ -123,11 +128,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	gauge(nvmlUp, flag(s.NVMLError == ""))
+	gauge(watchedUp, flag(s.HealthError == ""))
 	gauge(driverInfo, 1, s.DriverVersion, s.CUDAVersion)
 	for _, g := range s.GPUs {
 		gpu := strconv.Itoa(g.Index)
 		gauge(gpuInfo, 1, gpu, g.UUID, g.PCI, g.Model)
 		gauge(gpuError, flag(g.Error != ""), gpu, g.UUID)
+		sendHealth(gauge, g.Health, gpu, g.UUID)
 		sendMemory(gauge, gpuUsed, gpuTotal, g.Memory, gpu, g.UUID)
 		if g.Utilization != nil && g.Utilization.GPU != nil {
 			gauge(gpuBusy, float64(*g.Utilization.GPU)/100, gpu, g.UUID)
@@ -146,6 +153,22 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(suspended, flag(r.Suspended != nil), holderOf(r)...)
 	}
+}
+
+func sendHealth(gauge func(*prometheus.Desc, float64, ...string), g *health.GPU, labels ...string) {
+	if g == nil {
+		return
+	}
+	state := map[string]float64{health.Warn: 1, health.Refuse: 2}[g.State]
+	gauge(gpuHealth, state, labels...)
+	if g.IsSick() {
+		gauge(gpuSick, float64(g.Since.Unix()), append(slices.Clone(labels), g.Reason, g.Fix)...)
+	}
+	last := uint64(0)
+	if n := len(g.Xids); n > 0 {
+		last = g.Xids[n-1].Number
+	}
+	gauge(gpuXid, float64(last), labels...)
 }
 
 func sendMemory(gauge func(*prometheus.Desc, float64, ...string), used, total *prometheus.Desc, m *nvml.MemoryState, labels ...string) {

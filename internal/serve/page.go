@@ -44,6 +44,7 @@ type page struct {
 // pageDevice is a GPU or a MIG device. Memory is in MiB; Total is 0 if it is unknown.
 type pageDevice struct {
 	Name, Model, Error, Utilization string
+	Sick                            string // its health, if it is not OK
 	MIG, Partitioned                bool
 	Holders                         []string
 	Used, Total                     uint64
@@ -86,6 +87,9 @@ func pageDevices(s *status.Status) (list []pageDevice) {
 		d := pageDevice{Name: fmt.Sprintf("GPU %d", g.Index), Model: g.Model, Error: g.Error, Partitioned: len(g.MIG) > 0}
 		if g.Utilization != nil && g.Utilization.GPU != nil {
 			d.Utilization = strconv.FormatUint(uint64(*g.Utilization.GPU), 10)
+		}
+		if g.Health.IsSick() {
+			d.Sick = g.Health.String()
 		}
 		add(d, g.Containers, g.Memory)
 		for _, m := range g.MIG {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
@@ -28,10 +29,20 @@ func (s *Status) Print(o *term.Output) {
 		if g.Error != "" {
 			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, g.Error)
 		}
+		if g.Health.IsSick() {
+			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, healthStyle(g.Health), g.Health.String())
+		}
 	}
 	s.printDevices(o)
 	s.printContainers(o)
 	s.printProcesses(o)
+}
+
+func healthStyle(g *health.GPU) term.Style {
+	if g.State == health.Refuse {
+		return term.Red
+	}
+	return term.Yellow
 }
 
 func (s *Status) printDevices(o *term.Output) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -21,9 +22,11 @@ type Status struct {
 	DriverVersion string    `json:"driver_version"`
 	CUDAVersion   string    `json:"cuda_version,omitempty"`
 	// NVMLError says why the live state of all or some GPUs is missing.
-	NVMLError  string      `json:"nvml_error,omitempty"`
-	GPUs       []GPU       `json:"gpus"`
-	Containers []Container `json:"containers"`
+	NVMLError string `json:"nvml_error,omitempty"`
+	// HealthError says why the health of the GPUs is not known. It is "" if it is watched.
+	HealthError string      `json:"health_error,omitempty"`
+	GPUs        []GPU       `json:"gpus"`
+	Containers  []Container `json:"containers"`
 }
 
 // GPU is a GPU with its live state. NVML may not answer, or a GPU may not have a property: then
@@ -32,6 +35,7 @@ type GPU struct {
 	gpuinject.PlanGPU
 	Model       string            `json:"model"`
 	Error       string            `json:"error,omitempty"`
+	Health      *health.GPU       `json:"health,omitempty"`
 	Utilization *nvml.Utilization `json:"utilization,omitempty"`
 	Use
 	MIG []MIG `json:"mig"`
@@ -124,6 +128,24 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 		s.Containers = append(s.Containers, c)
 	}
 	return s
+}
+
+// AddHealth adds what the watcher of this host says in its file in the state directory.
+func (s *Status) AddHealth(stateDir string) {
+	f, err := health.Read(stateDir, s.DriverVersion, time.Now())
+	switch {
+	case err != nil:
+		s.HealthError = err.Error()
+	case f.Time.IsZero():
+		s.HealthError = "nothing watches the health of the GPUs: nvidia-shimctl serve does"
+	}
+	for i := range s.GPUs {
+		for _, g := range f.GPUs {
+			if strings.EqualFold(g.PCI, s.GPUs[i].PCI) {
+				s.GPUs[i].Health = &g
+			}
+		}
+	}
 }
 
 func holders(records []Record, has func(Record) bool) []string {
