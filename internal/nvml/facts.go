@@ -122,6 +122,9 @@ func (r *reader) gpu(d handle, live bool) GPU {
 		if u, ok := get(r, "utilization", d.GetUtilizationRates, "nvmlDeviceGetUtilizationRates"); ok {
 			g.Utilization.GPU = &u.Gpu
 		}
+		if !g.Facts.MIG {
+			r.utilize(d, g.State.Processes)
+		}
 	}
 	if g.Facts.MIG {
 		g.State.Processes = []Process{} // they use the MIG devices

@@ -5,6 +5,7 @@ package nvml
 import (
 	"math"
 	"slices"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -19,6 +20,35 @@ func (r *reader) state(d handle) State {
 	s := State{Memory: r.memory(d)}
 	s.Processes, s.unlisted = r.processes(d)
 	return s
+}
+
+// sampled is how far back NVML is asked for samples of utilization.
+const sampled = 5 * time.Second
+
+// utilize adds to each process the latest sample of its utilization. Without a sample, but with one
+// of another process, it is 0; without any sample NVML reports NVML_ERROR_NOT_FOUND, also if nothing
+// was busy.
+func (r *reader) utilize(d handle, list []Process) {
+	if len(list) == 0 {
+		return
+	}
+	since := uint64(time.Now().Add(-sampled).UnixMicro())
+	samples, ok := get(r, "utilization of processes", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
+		return d.GetProcessUtilization(since)
+	}, "nvmlDeviceGetProcessUtilization")
+	if !ok {
+		return
+	}
+	latest := map[int]nvml.ProcessUtilizationSample{}
+	for _, s := range samples {
+		if pid := int(s.Pid); s.TimeStamp >= latest[pid].TimeStamp {
+			latest[pid] = s
+		}
+	}
+	for i, p := range list {
+		percent := min(latest[p.PID].SmUtil, 100)
+		list[i].Utilization = &percent
+	}
 }
 
 // memory returns the memory of a GPU. As in nvidia-smi, the driver's own memory does not count as

@@ -44,6 +44,31 @@ func TestLiveIsTheStateOfTheDriver(t *testing.T) {
 	checkJSON(t, s.GPUs[1].State.Processes, `[]`)
 }
 
+// A process without a sample of its own is idle; without any sample nothing is known.
+func TestUtilizationOfProcesses(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}})
+	gpu := d.GPUs[0].UUID
+	check(t, d.Place(sim.Process{UUID: gpu, PID: 10, Memory: 1}, sim.Process{UUID: gpu, PID: 11, Memory: 1}, sim.Process{UUID: d.MIG[0].UUID, PID: 12, Memory: 1}))
+	for _, tc := range []struct {
+		busy []sim.Busy
+		want string
+	}{
+		{nil, `[{"pid":10,"type":"C","memory_bytes":1},{"pid":11,"type":"C","memory_bytes":1}]`},
+		{[]sim.Busy{{UUID: gpu, PID: 11, Percent: 30}, {UUID: gpu, PID: 11, Percent: 40}, {UUID: gpu, PID: 99, Percent: 1}},
+			`[{"pid":10,"type":"C","memory_bytes":1,"gpu_percent":0},{"pid":11,"type":"C","memory_bytes":1,"gpu_percent":40}]`},
+	} {
+		check(t, d.Utilize(tc.busy...))
+		s, err := askFor[Snapshot](t, d, "live")
+		check(t, err)
+		checkJSON(t, s.GPUs[0].State.Processes, tc.want)
+		checkJSON(t, s.GPUs[1].Instances[0].Processes, `[{"pid":12,"type":"C","memory_bytes":1}]`)
+	}
+	check(t, d.Unsupport("nvmlDeviceGetProcessUtilization"))
+	s, err := askFor[Snapshot](t, d, "live")
+	check(t, err)
+	checkJSON(t, s.GPUs[0].State.Processes, `[{"pid":10,"type":"C","memory_bytes":1},{"pid":11,"type":"C","memory_bytes":1}]`)
+}
+
 func TestPropertiesThatAGPUDoesNotHaveAreAbsent(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	check(t, d.Unsupport("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBrand"))

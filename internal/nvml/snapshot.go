@@ -54,4 +54,7 @@ type Process struct {
 	Type string `json:"type"`
 	// Memory is what it has allocated on the GPU, in bytes.
 	Memory *uint64 `json:"memory_bytes,omitempty"`
+	// Utilization is the part of the last seconds in which it kept the GPU busy, in percent. It is
+	// absent if this GPU or driver does not count it, as for MIG devices.
+	Utilization *uint32 `json:"gpu_percent,omitempty"`
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -101,6 +102,8 @@ var (
 	migTotal    = desc("mig_memory_total_bytes", "Memory of a MIG device.", migLabels...)
 	holder      = desc("device_holder", "A container that has the GPU, or the MIG device, always 1.", append(migLabels, holderLabels...)...)
 	containerUs = desc("container_memory_used_bytes", "GPU memory that the processes of a container use.", holderLabels...)
+	useMemory   = desc("container_device_memory_used_bytes", "GPU memory that the processes of a container use on a device, as NVML lists them.", append(migLabels, holderLabels...)...)
+	useBusy     = desc("container_device_utilization_ratio", "Part of the last seconds in which the processes of a container kept a GPU busy, 0 to 1, as NVML lists them.", append(migLabels, holderLabels...)...)
 	suspended   = desc("container_suspended", "1 if the container is paused and has given its GPUs back.", holderLabels...)
 )
 
@@ -151,6 +154,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		if r.Memory != nil {
 			gauge(containerUs, float64(*r.Memory), holderOf(r)...)
 		}
+		sendUses(gauge, r)
 		gauge(suspended, flag(r.Suspended != nil), holderOf(r)...)
 	}
 }
@@ -175,6 +179,19 @@ func sendMemory(gauge func(*prometheus.Desc, float64, ...string), used, total *p
 	if m != nil && m.Used != nil && m.Total != nil {
 		gauge(used, float64(*m.Used), labels...)
 		gauge(total, float64(*m.Total), labels...)
+	}
+}
+
+func sendUses(gauge func(*prometheus.Desc, float64, ...string), c status.Container) {
+	for _, u := range c.Uses {
+		gpu, mig, _ := strings.Cut(u.Name, ":")
+		labels := slices.Concat([]string{gpu, mig, u.UUID}, holderOf(c))
+		if u.Memory != nil {
+			gauge(useMemory, float64(*u.Memory), labels...)
+		}
+		if u.Utilization != nil {
+			gauge(useBusy, float64(*u.Utilization)/100, labels...)
+		}
 	}
 }
 

@@ -46,8 +46,14 @@ type pageDevice struct {
 	Name, Model, Error, Utilization string
 	Sick                            string // its health, if it is not OK
 	MIG, Partitioned                bool
-	Holders                         []string
+	Holders                         []pageHolder
 	Used, Total                     uint64
+}
+
+// pageHolder is a container that has a device. Used is in MiB, 0 if it is unknown.
+type pageHolder struct {
+	Name, Busy string
+	Used       uint64
 }
 
 func (s *server) servePage(w http.ResponseWriter, _ *http.Request) {
@@ -72,10 +78,10 @@ func (s *server) servePage(w http.ResponseWriter, _ *http.Request) {
 
 // pageDevices lists the GPUs, each with its MIG devices behind it.
 func pageDevices(s *status.Status) (list []pageDevice) {
-	add := func(d pageDevice, ids []string, m *nvml.MemoryState) {
+	add := func(d pageDevice, name string, ids []string, m *nvml.MemoryState) {
 		for _, c := range s.Containers {
 			if slices.Contains(ids, c.ID) {
-				d.Holders = append(d.Holders, c.Label())
+				d.Holders = append(d.Holders, pageUse(c, name))
 			}
 		}
 		if m != nil && m.Used != nil && m.Total != nil {
@@ -91,10 +97,25 @@ func pageDevices(s *status.Status) (list []pageDevice) {
 		if g.Health.IsSick() {
 			d.Sick = g.Health.String()
 		}
-		add(d, g.Containers, g.Memory)
+		add(d, strconv.Itoa(g.Index), g.Containers, g.Memory)
 		for _, m := range g.MIG {
-			add(pageDevice{MIG: true, Name: fmt.Sprintf("MIG %d:%d/%d", g.Index, m.GI, m.CI), Model: m.Profile}, m.Containers, m.Memory)
+			name := fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI)
+			add(pageDevice{MIG: true, Name: "MIG " + name, Model: m.Profile}, name, m.Containers, m.Memory)
 		}
 	}
 	return list
+}
+
+// pageUse returns a container with what it uses of a device.
+func pageUse(c status.Container, device string) pageHolder {
+	h := pageHolder{Name: c.Label()}
+	for _, u := range c.Uses {
+		if u.Name == device && u.Memory != nil {
+			h.Used = *u.Memory >> 20
+		}
+		if u.Name == device && u.Utilization != nil {
+			h.Busy = strconv.FormatUint(uint64(*u.Utilization), 10)
+		}
+	}
+	return h
 }

@@ -35,7 +35,8 @@ func memory(used, total uint64) *nvml.MemoryState {
 // example has a GPU that a pod holds, one with a MIG device that a container holds, and one that
 // NVML cannot read.
 func example() *status.Status {
-	pod := status.Container{Memory: ref(uint64(3 * gib)), Record: status.Record{PlanContainer: gpuinject.PlanContainer{
+	uses := []status.DeviceUse{{Name: "0", UUID: "GPU-0", Memory: ref(uint64(3 * gib)), Utilization: ref(uint32(20)), Processes: 1}}
+	pod := status.Container{Memory: ref(uint64(3 * gib)), Uses: uses, Record: status.Record{PlanContainer: gpuinject.PlanContainer{
 		ID: "c1", Namespace: "k8s.io", PodNamespace: "team", Pod: `<b>"train"`, Name: "main"}}}
 	plain := status.Container{Record: status.Record{Suspended: ref(time.Now()), PlanContainer: gpuinject.PlanContainer{ID: "c2", Namespace: "default"}}}
 	process := status.Process{Process: nvml.Process{PID: 42, Type: "C", Memory: ref(uint64(3 * gib))}, Name: "train", Container: "c1"}
@@ -122,6 +123,8 @@ func TestMetricsOfThePresentState(t *testing.T) {
 		`nvidia_shim_device_holder{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 1`,
 		`nvidia_shim_device_holder{gpu="1",holder_container="",holder_namespace="default",holder_pod="",id="c2",mig="9/0",uuid="MIG-1"} 1`,
 		`nvidia_shim_container_memory_used_bytes{holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1"} 3.221225472e+09`,
+		`nvidia_shim_container_device_memory_used_bytes{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 3.221225472e+09`,
+		`nvidia_shim_container_device_utilization_ratio{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 0.2`,
 		`nvidia_shim_container_suspended{holder_container="",holder_namespace="default",holder_pod="",id="c2"} 1`,
 		// Rates need a first value.
 		`nvidia_shim_refusals_total{reason="permission_denied"} 0`, `nvidia_shim_creations_total{gpu="true"} 0`)
@@ -211,7 +214,7 @@ func TestMetricsFollowTheConventions(t *testing.T) {
 func TestThePage(t *testing.T) {
 	f := newFixture(t)
 	f.state.AddEvent(state.Event{Kind: state.Refused, Class: "permission_denied", Reason: "<script>no grant", Who: "team/a"})
-	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "MIG 1:9/0", "GPU is lost",
+	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "<span>3072 MiB, busy 20 %</span>", "MIG 1:9/0", "GPU is lost",
 		"Partitioned into MIG devices", "permission_denied", "&lt;script&gt;no grant")
 	r := f.do(http.MethodGet, "/", "[::1]:3476")
 	if got := r.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") || strings.Contains(got, "unsafe") {

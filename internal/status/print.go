@@ -55,8 +55,8 @@ func (s *Status) printDevices(o *term.Output) {
 		if m := d.Memory; m != nil && m.Used != nil && m.Total != nil {
 			memory = fmt.Sprintf("%d/%d MiB", *m.Used>>20, *m.Total>>20)
 		}
-		if d.utilization != nil && d.utilization.GPU != nil {
-			util = fmt.Sprintf("%d%%", *d.utilization.GPU)
+		if d.utilization != nil {
+			util = percent(d.utilization.GPU)
 		}
 		t.Row(style, d.name, memory, util, s.names(d.Containers...), d.model)
 	}
@@ -69,27 +69,19 @@ func (s *Status) printContainers(o *term.Output) {
 		o.Line(term.Plain, "no container has a GPU")
 		return
 	}
-	t := o.Table("CONTAINER", "GPUS", "MEMORY", "PROCESSES", "NAMESPACE", "ID")
+	t := o.Table("CONTAINER", "GPU", "MEMORY", "UTIL", "PROCESSES", "NAMESPACE", "ID")
 	for _, c := range s.Containers {
 		name := c.Label()
 		if c.Pod != "" && c.Name != "" {
 			name += "/" + c.Name
 		}
-		var gpus []string
-		for _, d := range s.devices() {
-			if slices.Contains(d.Containers, c.ID) {
-				gpus = append(gpus, d.name)
+		for i, row := range s.useRows(c) {
+			if i == 0 {
+				t.Row(term.Plain, append([]string{name}, append(row, c.Namespace, shortID(c.ID))...)...)
+			} else {
+				t.Row(term.Plain, append([]string{""}, append(row, "", "")...)...)
 			}
 		}
-		processes := none
-		if c.Processes != nil {
-			processes = strconv.Itoa(*c.Processes)
-		}
-		memory := size(c.Memory)
-		if c.Suspended != nil {
-			memory = "suspended"
-		}
-		t.Row(term.Plain, name, cmp.Or(strings.Join(gpus, " "), none), memory, processes, c.Namespace, shortID(c.ID))
 	}
 	t.Flush()
 	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE")
@@ -104,6 +96,39 @@ func (s *Status) printContainers(o *term.Output) {
 		o.Line(term.Plain, "")
 		suspended.Flush()
 	}
+}
+
+// useRows returns device, memory, utilization and number of processes for each device of a
+// container.
+func (s *Status) useRows(c Container) (rows [][]string) {
+	for _, u := range c.Uses {
+		memory := size(u.Memory)
+		if c.Suspended != nil {
+			memory = "suspended"
+		}
+		rows = append(rows, []string{u.Name, memory, percent(u.Utilization), strconv.Itoa(u.Processes)})
+	}
+	if len(rows) > 0 {
+		return rows
+	}
+	var gpus []string
+	for _, d := range s.devices() { // NVML did not answer
+		if slices.Contains(d.Containers, c.ID) {
+			gpus = append(gpus, d.name)
+		}
+	}
+	memory := none
+	if c.Suspended != nil {
+		memory = "suspended"
+	}
+	return [][]string{{cmp.Or(strings.Join(gpus, " "), none), memory, none, none}}
+}
+
+func percent(v *uint32) string {
+	if v == nil {
+		return none
+	}
+	return fmt.Sprintf("%d%%", *v)
 }
 
 func (s *Status) printProcesses(o *term.Output) {

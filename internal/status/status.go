@@ -74,6 +74,29 @@ type Container struct {
 	// number. Both are absent if NVML does not report them.
 	Memory    *uint64 `json:"memory_bytes,omitempty"`
 	Processes *int    `json:"processes,omitempty"`
+	// Uses is what its processes use of each of its devices, and of others if NVML lists them there.
+	// It is absent if NVML did not answer.
+	Uses []DeviceUse `json:"use,omitempty"`
+}
+
+// FromProcesses is the value of DeviceUse.From: the sum of what NVML lists for the processes.
+const FromProcesses = "processes"
+
+// DeviceUse is what the processes of a container use of a GPU or a MIG device.
+type DeviceUse struct {
+	// Name is the GPU's index, or "index:gi/ci" of a MIG device.
+	Name string `json:"name"`
+	UUID string `json:"uuid,omitempty"`
+	// From says where the figures are from.
+	From string `json:"from"`
+	// Memory is in bytes, absent if NVML does not report it for each process.
+	Memory *uint64 `json:"memory_bytes,omitempty"`
+	// Total is the memory of the device in bytes.
+	Total *uint64 `json:"device_memory_bytes,omitempty"`
+	// Utilization is the part of the last seconds in which the processes kept the device busy, in
+	// percent, absent if NVML does not report it.
+	Utilization *uint32 `json:"gpu_percent,omitempty"`
+	Processes   int     `json:"processes"`
 }
 
 // Join combines the shim's records, the host's GPUs and NVML's answer. If NVML did not answer,
@@ -117,13 +140,14 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 		s.GPUs = append(s.GPUs, g)
 	}
 	slices.SortFunc(s.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
+	devices := s.devices()
 	for _, r := range records {
 		c := Container{Record: r}
 		if c.Name == "" {
 			c.Name = DockerName(r.Namespace, r.ID)
 		}
 		if nvmlErr == nil {
-			c.Processes, c.Memory = s.usage(r.ID)
+			c.add(devices)
 		}
 		s.Containers = append(s.Containers, c)
 	}
@@ -186,34 +210,58 @@ func processes(proc procfs.FS, records []Record, live []nvml.Process) []Process 
 	return list
 }
 
-// usage adds up what the processes of a container use. memory is nil unless NVML reports it for
-// each process.
-func (s *Status) usage(id string) (processes *int, memory *uint64) {
+// add adds up what the processes of the container use.
+func (c *Container) add(devices []namedUse) {
 	pids, sum, known := map[int]bool{}, uint64(0), true
-	for _, d := range s.devices() {
+	for _, d := range devices {
+		u := DeviceUse{Name: d.name, UUID: d.uuid, From: FromProcesses}
+		if d.Memory != nil { // NVML lists the device
+			u.Memory, u.Total = new(uint64), d.Memory.Total
+		}
 		for _, p := range d.Processes {
-			if p.Container != id {
-				continue
+			if p.Container == c.ID {
+				pids[p.PID] = true
+				u.addProcess(p)
 			}
-			pids[p.PID] = true
-			if p.Memory == nil {
-				known = false
-			} else {
-				sum += *p.Memory
-			}
+		}
+		if u.Processes == 0 && !slices.Contains(d.Containers, c.ID) {
+			continue
+		}
+		c.Uses = append(c.Uses, u)
+		if u.Memory == nil {
+			known = false
+		} else {
+			sum += *u.Memory
 		}
 	}
 	n := len(pids)
-	if !known {
-		return &n, nil
+	c.Processes = &n
+	if known {
+		c.Memory = &sum
 	}
-	return &n, &sum
+}
+
+func (u *DeviceUse) addProcess(p Process) {
+	u.Processes++
+	if p.Memory == nil || u.Memory == nil {
+		u.Memory = nil
+	} else {
+		*u.Memory += *p.Memory
+	}
+	if p.Utilization != nil {
+		percent := *p.Utilization
+		if u.Utilization != nil {
+			percent += *u.Utilization
+		}
+		percent = min(percent, 100)
+		u.Utilization = &percent
+	}
 }
 
 // namedUse is the use of a device by its name in the tables.
 type namedUse struct {
-	name, model string
-	utilization *nvml.Utilization
+	name, uuid, model string
+	utilization       *nvml.Utilization
 	Use
 }
 
@@ -221,9 +269,9 @@ type namedUse struct {
 func (s *Status) devices() []namedUse {
 	var list []namedUse
 	for _, g := range s.GPUs {
-		list = append(list, namedUse{name: strconv.Itoa(g.Index), model: g.Model, utilization: g.Utilization, Use: g.Use})
+		list = append(list, namedUse{name: strconv.Itoa(g.Index), uuid: g.UUID, model: g.Model, utilization: g.Utilization, Use: g.Use})
 		for _, m := range g.MIG {
-			list = append(list, namedUse{name: fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI), model: "MIG " + m.Profile, Use: m.Use})
+			list = append(list, namedUse{name: fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI), uuid: m.UUID, model: "MIG " + m.Profile, Use: m.Use})
 		}
 	}
 	return list

@@ -231,8 +231,11 @@ func statusFixture(t *testing.T) (*fixture, device.Inventory, nvml.Snapshot) {
 				Facts:       device.GPUFacts{UUID: "GPU-0", BusID: "0000:00:00.0"},
 				Utilization: nvml.Utilization{GPU: of(uint32(93))},
 				State: nvml.State{
-					Memory:    nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(80 << 30))},
-					Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 11, Type: "C", Memory: of(uint64(1 << 20))}, {PID: 20, Type: "C+G"}},
+					Memory: nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(80 << 30))},
+					Processes: []nvml.Process{
+						{PID: 10, Type: "C", Memory: of(uint64(1 << 30)), Utilization: of(uint32(70))},
+						{PID: 11, Type: "C", Memory: of(uint64(1 << 20)), Utilization: of(uint32(2))}, {PID: 20, Type: "C+G", Utilization: of(uint32(0))},
+					},
 				},
 			},
 		},
@@ -246,11 +249,12 @@ GPU    MEMORY          UTIL  HELD BY         MODEL
 1      -               -     idle one        NVIDIA H100 80GB HBM3
 1:3/0  3/10240 MiB     -     mig             MIG 1g.10gb
 
-CONTAINER        GPUS   MEMORY    PROCESSES  NAMESPACE  ID
-idle             1      0 MiB     0          default    idle
-mig              1:3/0  3 MiB     1          default    mig
-one              0 1    2049 MiB  2          default    one
-team/train/main  0      -         1          k8s.io     two
+CONTAINER        GPU    MEMORY    UTIL  PROCESSES  NAMESPACE  ID
+idle             1      0 MiB     -     0          default    idle
+mig              1:3/0  3 MiB     -     1          default    mig
+one              0      1025 MiB  72%   2          default    one
+                 1      1024 MiB  -     1
+team/train/main  0      -         0%    1          k8s.io     two
 
 GPU    PID  MEMORY    PROCESS  CONTAINER
 0      10   1024 MiB  one      one
@@ -283,10 +287,11 @@ func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 	}
 	for _, want := range []string{
 		`"containers":["one","two"],"mig":[]}`,
-		`"utilization":{"gpu_percent":93},"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"name":"one","container":"one"}`,
+		`"utilization":{"gpu_percent":93},"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"gpu_percent":70,"name":"one","container":"one"}`,
 		`"mig":[{"uuid":"MIG-3","gi":3,"ci":0,"profile":"1g.10gb","memory":{"total_bytes":10737418240,"used_bytes":3145728},"processes":[{"pid":40,`,
-		`{"id":"two","namespace":"k8s.io","pod_namespace":"team","pod":"train","name":"main","pid":20,"gpus":["GPU-0"],"mig":[],"capabilities":["compute"],"grant":"because","processes":1}`,
-		`"gpus":["GPU-0","GPU-1"],"mig":[],"capabilities":["compute"],"grant":"because","memory_bytes":2148532224,"processes":2}`,
+		`{"id":"two","namespace":"k8s.io","pod_namespace":"team","pod":"train","name":"main","pid":20,"gpus":["GPU-0"],"mig":[],"capabilities":["compute"],"grant":"because","processes":1,"use":[{"name":"0","uuid":"GPU-0","from":"processes","device_memory_bytes":85899345920,"gpu_percent":0,"processes":1}]}`,
+		`"gpus":["GPU-0","GPU-1"],"mig":[],"capabilities":["compute"],"grant":"because","memory_bytes":2148532224,"processes":2,"use":[{"name":"0","uuid":"GPU-0","from":"processes","memory_bytes":1074790400,"device_memory_bytes":85899345920,"gpu_percent":72,"processes":2},{"name":"1","uuid":"GPU-1","from":"processes","memory_bytes":1073741824,"processes":1}]}`,
+		`"use":[{"name":"1:3/0","uuid":"MIG-3","from":"processes","memory_bytes":3145728,"device_memory_bytes":10737418240,"processes":1}]}`,
 	} {
 		if got := asJSON(t, s); !strings.Contains(got, want) {
 			t.Errorf("no %s in\n%s", want, got)

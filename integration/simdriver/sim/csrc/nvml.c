@@ -816,7 +816,6 @@ EXPORT int nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizatio
 	int rc = supported(d, n);
 	FILE *f = rc == NVML_SUCCESS ? steering("utilization") : NULL;
 
-	(void)since;
 	if (rc != NVML_SUCCESS)
 		return rc;
 	size = samples ? *n : 0;
@@ -824,7 +823,7 @@ EXPORT int nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizatio
 		if (strcmp(uuid, d->gpu->uuid))
 			continue;
 		if (found < size)
-			samples[found] = (nvmlProcessUtilizationSample_t){pid, 1, busy, 0, 0, 0};
+			samples[found] = (nvmlProcessUtilizationSample_t){pid, since + 1, busy, 0, 0, 0};
 		found++;
 	}
 	if (f)
