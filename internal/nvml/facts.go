@@ -122,6 +122,7 @@ func (r *reader) gpu(d handle, live bool) GPU {
 		if u, ok := get(r, "utilization", d.GetUtilizationRates, "nvmlDeviceGetUtilizationRates"); ok {
 			g.Utilization.GPU = &u.Gpu
 		}
+		g.Sensors = r.sensors(d)
 		if !g.Facts.MIG {
 			r.utilize(d, g.State.Processes)
 		}

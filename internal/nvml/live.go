@@ -22,6 +22,27 @@ func (r *reader) state(d handle) State {
 	return s
 }
 
+func (r *reader) sensors(d handle) (s Sensors) {
+	if v, ok := get(r, "temperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) }, "nvmlDeviceGetTemperature"); ok {
+		s.Temperature = &v
+	}
+	if v, ok := get(r, "power", d.GetPowerUsage, "nvmlDeviceGetPowerUsage"); ok {
+		s.Power = &v
+	}
+	if v, ok := get(r, "power limit", d.GetEnforcedPowerLimit, "nvmlDeviceGetEnforcedPowerLimit"); ok {
+		s.PowerLimit = &v
+	}
+	errors := func(kind nvml.MemoryErrorType) *uint64 {
+		v, ok := get(r, "ECC errors", func() (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, nvml.VOLATILE_ECC) }, "nvmlDeviceGetTotalEccErrors")
+		if !ok {
+			return nil
+		}
+		return &v
+	}
+	s.Corrected, s.Uncorrected = errors(nvml.MEMORY_ERROR_TYPE_CORRECTED), errors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED)
+	return s
+}
+
 // sampled is how far back NVML is asked for samples of utilization.
 const sampled = 5 * time.Second
 

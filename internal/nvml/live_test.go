@@ -38,6 +38,7 @@ func TestLiveIsTheStateOfTheDriver(t *testing.T) {
 	s.GPUs[0].State.Processes, s.GPUs[0].State.Memory.Used, s.GPUs[0].State.Memory.Free = nil, nil, nil
 	checkJSON(t, s.GPUs[0].State, `{"memory":{"total_bytes":150754820096},"processes":null}`)
 	checkJSON(t, s.GPUs[0].Utilization, `{"gpu_percent":7}`)
+	checkJSON(t, s.GPUs[0].Sensors, `{"temperature_celsius":41,"power_milliwatts":118400,"power_limit_milliwatts":700000,"ecc_corrected":0,"ecc_uncorrected":0}`)
 	checkJSON(t, s.GPUs[1].Instances, `[{"memory":{"total_bytes":17179869184,"used_bytes":0,"free_bytes":17179869184},"processes":[]},`+
 		`{"memory":{"total_bytes":17179869184,"used_bytes":2097152,"free_bytes":17177772032},"processes":[{"pid":12,"type":"C","memory_bytes":2097152}]}]`)
 	// The process of a MIG device is not the GPU's too.
@@ -71,11 +72,13 @@ func TestUtilizationOfProcesses(t *testing.T) {
 
 func TestPropertiesThatAGPUDoesNotHaveAreAbsent(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
-	check(t, d.Unsupport("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBrand"))
+	check(t, d.Unsupport("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBrand", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage",
+		"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTotalEccErrors"))
 	s, err := askFor[Snapshot](t, d, "live")
 	if err != nil || s.GPUs[0].Facts.Brand != "unknown" {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	checkJSON(t, s.GPUs[0].State, `{"memory":{"total_bytes":150754820096,"used_bytes":0,"free_bytes":150754820096},"processes":[]}`)
 	checkJSON(t, s.GPUs[0].Utilization, `{}`)
+	checkJSON(t, s.GPUs[0].Sensors, `{}`)
 }

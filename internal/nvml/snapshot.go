@@ -20,10 +20,21 @@ type GPU struct {
 	// Error says why the rest is incomplete: the GPU is lost, for example.
 	Error       string      `json:"error,omitempty"`
 	Utilization Utilization `json:"utilization"`
+	Sensors     Sensors     `json:"sensors"`
 	// State has no processes if the GPU has MIG devices: they use those.
 	State State `json:"state"`
 	// Instances are the states of Facts.Instances, in their order.
 	Instances []State `json:"instances,omitempty"`
+}
+
+// Sensors are the temperature, the power and the errors of a GPU.
+type Sensors struct {
+	Temperature *uint32 `json:"temperature_celsius,omitempty"`
+	Power       *uint32 `json:"power_milliwatts,omitempty"`
+	PowerLimit  *uint32 `json:"power_limit_milliwatts,omitempty"`
+	// ECC errors since the driver was loaded.
+	Corrected   *uint64 `json:"ecc_corrected,omitempty"`
+	Uncorrected *uint64 `json:"ecc_uncorrected,omitempty"`
 }
 
 // Utilization is in percent of time.

@@ -74,6 +74,18 @@ func (f FS) Comm(pid int) string {
 	return strings.TrimSuffix(string(comm), "\n")
 }
 
+// UID returns the real user id of a process in this user namespace.
+func (f FS) UID(pid int) (uid string, ok bool) {
+	status, _ := os.ReadFile(f.Path(pid, "status"))
+	for line := range strings.Lines(string(status)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Uid:" {
+			_, err := strconv.ParseUint(fields[1], 10, 32)
+			return fields[1], err == nil
+		}
+	}
+	return "", false
+}
+
 // Cgroups returns the paths of a process' cgroups by the controllers of their hierarchies; the key
 // for cgroup v2 is "". A process that has ended has none.
 func (f FS) Cgroups(pid int) map[string]string {

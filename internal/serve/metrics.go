@@ -94,9 +94,13 @@ var (
 	gpuHealth   = desc("gpu_health_state", "Health of a GPU: 0 nothing is known to be wrong, 1 to be serviced, 2 not to be used.", gpuLabels...)
 	gpuSick     = desc("gpu_unhealthy_since_timestamp_seconds", "Since when a GPU has been unhealthy, why, and what to do.", append(gpuLabels, "reason", "fix")...)
 	gpuXid      = desc("gpu_xid", "Number of the last critical Xid since the driver was loaded, 0 if there was none (DCGM_FI_DEV_XID_ERRORS).", gpuLabels...)
-	gpuUsed     = desc("gpu_memory_used_bytes", "Memory of a GPU in use.", gpuLabels...)
+	gpuUsed     = desc("gpu_memory_used_bytes", "Memory of a GPU in use (DCGM_FI_DEV_FB_USED).", gpuLabels...)
 	gpuTotal    = desc("gpu_memory_total_bytes", "Memory of a GPU.", gpuLabels...)
-	gpuBusy     = desc("gpu_utilization_ratio", "Part of the time in which a GPU is busy, 0 to 1.", gpuLabels...)
+	gpuBusy     = desc("gpu_utilization_ratio", "Part of the time in which a GPU is busy, 0 to 1 (DCGM_FI_DEV_GPU_UTIL).", gpuLabels...)
+	gpuCelsius  = desc("gpu_temperature_celsius", "Temperature of a GPU (DCGM_FI_DEV_GPU_TEMP).", gpuLabels...)
+	gpuPower    = desc("gpu_power_watts", "Power that a GPU draws (DCGM_FI_DEV_POWER_USAGE).", gpuLabels...)
+	gpuLimit    = desc("gpu_power_limit_watts", "Power that a GPU may draw (DCGM_FI_DEV_ENFORCED_POWER_LIMIT).", gpuLabels...)
+	gpuECC      = desc("gpu_ecc_errors", "ECC errors of a GPU since the driver was loaded (DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, _DBE_).", append(gpuLabels, "kind")...)
 	migInfo     = desc("mig_info", "A MIG device, always 1.", append(migLabels, "profile")...)
 	migUsed     = desc("mig_memory_used_bytes", "Memory of a MIG device in use.", migLabels...)
 	migTotal    = desc("mig_memory_total_bytes", "Memory of a MIG device.", migLabels...)
@@ -138,6 +142,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(gpuInfo, 1, gpu, g.UUID, g.PCI, g.Model)
 		gauge(gpuError, flag(g.Error != ""), gpu, g.UUID)
 		sendHealth(gauge, g.Health, gpu, g.UUID)
+		sendSensors(gauge, g.Sensors, gpu, g.UUID)
 		sendMemory(gauge, gpuUsed, gpuTotal, g.Memory, gpu, g.UUID)
 		if g.Utilization != nil && g.Utilization.GPU != nil {
 			gauge(gpuBusy, float64(*g.Utilization.GPU)/100, gpu, g.UUID)
@@ -173,6 +178,25 @@ func sendHealth(gauge func(*prometheus.Desc, float64, ...string), g *health.GPU,
 		last = g.Xids[n-1].Number
 	}
 	gauge(gpuXid, float64(last), labels...)
+}
+
+func sendSensors(gauge func(*prometheus.Desc, float64, ...string), s *nvml.Sensors, labels ...string) {
+	if s == nil {
+		return
+	}
+	if s.Temperature != nil {
+		gauge(gpuCelsius, float64(*s.Temperature), labels...)
+	}
+	if s.Power != nil {
+		gauge(gpuPower, float64(*s.Power)/1000, labels...)
+	}
+	if s.PowerLimit != nil {
+		gauge(gpuLimit, float64(*s.PowerLimit)/1000, labels...)
+	}
+	if s.Corrected != nil && s.Uncorrected != nil {
+		gauge(gpuECC, float64(*s.Corrected), append(slices.Clone(labels), "corrected")...)
+		gauge(gpuECC, float64(*s.Uncorrected), append(slices.Clone(labels), "uncorrected")...)
+	}
 }
 
 func sendMemory(gauge func(*prometheus.Desc, float64, ...string), used, total *prometheus.Desc, m *nvml.MemoryState, labels ...string) {

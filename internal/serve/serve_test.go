@@ -44,7 +44,8 @@ func example() *status.Status {
 		DriverVersion: "580.1", CUDAVersion: "13.0", Containers: []status.Container{pod, plain},
 		GPUs: []status.GPU{
 			{PlanGPU: gpuinject.PlanGPU{Index: 0, Minor: 2, UUID: "GPU-0", PCI: "0000:01:00.0"}, Model: "NVIDIA H200", Utilization: &nvml.Utilization{GPU: ref(uint32(25))},
-				Use: status.Use{Memory: memory(4*gib, 140*gib), Containers: []string{"c1"}, Processes: []status.Process{process}}},
+				Sensors: &nvml.Sensors{Temperature: ref(uint32(41)), Power: ref(uint32(118400)), PowerLimit: ref(uint32(700000)), Corrected: ref(uint64(3)), Uncorrected: ref(uint64(1))},
+				Use:     status.Use{Memory: memory(4*gib, 140*gib), Containers: []string{"c1"}, Processes: []status.Process{process}}},
 			{PlanGPU: gpuinject.PlanGPU{Index: 1, Minor: 0, UUID: "GPU-1", PCI: "0000:02:00.0"}, Model: "NVIDIA H200", Use: status.Use{Containers: []string{}},
 				MIG: []status.MIG{{UUID: "MIG-1", GI: 9, CI: 0, Profile: "1g.18gb", Use: status.Use{Memory: memory(gib, 16*gib), Containers: []string{"c2"}}}}},
 			{PlanGPU: gpuinject.PlanGPU{Index: 2, Minor: 1, UUID: "GPU-2", PCI: "0000:03:00.0"}, Error: "GPU is lost"},
@@ -118,6 +119,8 @@ func TestMetricsOfThePresentState(t *testing.T) {
 		"nvidia_shim_driver_up 1\n", "nvidia_shim_nvml_up 1\n", `nvidia_shim_driver_info{cuda_version="13.0",driver_version="580.1"} 1`,
 		`nvidia_shim_gpu_info{gpu="1",model="NVIDIA H200",pci="0000:02:00.0",uuid="GPU-1"} 1`,
 		`nvidia_shim_gpu_memory_used_bytes{gpu="0",uuid="GPU-0"} 4.294967296e+09`, `nvidia_shim_gpu_utilization_ratio{gpu="0",uuid="GPU-0"} 0.25`,
+		`nvidia_shim_gpu_temperature_celsius{gpu="0",uuid="GPU-0"} 41`, `nvidia_shim_gpu_power_watts{gpu="0",uuid="GPU-0"} 118.4`,
+		`nvidia_shim_gpu_power_limit_watts{gpu="0",uuid="GPU-0"} 700`, `nvidia_shim_gpu_ecc_errors{gpu="0",kind="uncorrected",uuid="GPU-0"} 1`,
 		`nvidia_shim_gpu_error{gpu="0",uuid="GPU-0"} 0`, `nvidia_shim_gpu_error{gpu="2",uuid="GPU-2"} 1`,
 		`nvidia_shim_mig_memory_total_bytes{gpu="1",mig="9/0",uuid="MIG-1"} 1.7179869184e+10`,
 		`nvidia_shim_device_holder{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 1`,

@@ -34,8 +34,26 @@ func (s *Status) Print(o *term.Output) {
 		}
 	}
 	s.printDevices(o)
+	s.printSensors(o)
 	s.printContainers(o)
 	s.printProcesses(o)
+}
+
+// printSensors shows what the GPUs report of themselves, if they do.
+func (s *Status) printSensors(o *term.Output) {
+	t := o.Table("GPU", "TEMP", "POWER", "ECC ERRORS", "LAST XID")
+	rows := 0
+	for _, g := range s.GPUs {
+		if g.Sensors == nil || g.Sensors.Temperature == nil && g.Sensors.Power == nil {
+			continue
+		}
+		rows++
+		t.Row(term.Plain, strconv.Itoa(g.Index), g.Temperature(), g.Power(), g.ECC(), g.LastXid())
+	}
+	if rows > 0 {
+		o.Line(term.Plain, "")
+		t.Flush()
+	}
 }
 
 func healthStyle(g *health.GPU) term.Style {
@@ -132,11 +150,11 @@ func percent(v *uint32) string {
 }
 
 func (s *Status) printProcesses(o *term.Output) {
-	t := o.Table("GPU", "PID", "MEMORY", "PROCESS", "CONTAINER")
+	t := o.Table("GPU", "PID", "USER", "MEMORY", "UTIL", "PROCESS", "CONTAINER")
 	rows := 0
 	for _, d := range s.devices() {
 		for _, p := range d.Processes {
-			t.Row(term.Plain, d.name, strconv.Itoa(p.PID), size(p.Memory), p.Name, s.names(p.Container))
+			t.Row(term.Plain, d.name, strconv.Itoa(p.PID), cmp.Or(p.User, none), size(p.Memory), percent(p.Utilization), p.Name, s.names(p.Container))
 			rows++
 		}
 	}

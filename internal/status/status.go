@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"os/user"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,7 @@ type GPU struct {
 	Error       string            `json:"error,omitempty"`
 	Health      *health.GPU       `json:"health,omitempty"`
 	Utilization *nvml.Utilization `json:"utilization,omitempty"`
+	Sensors     *nvml.Sensors     `json:"sensors,omitempty"`
 	Use
 	MIG []MIG `json:"mig"`
 }
@@ -62,6 +64,8 @@ type Use struct {
 type Process struct {
 	nvml.Process
 	Name string `json:"name,omitempty"`
+	// User is the name of its user, or the number of a user of a container.
+	User string `json:"user,omitempty"`
 	// Container is the id of its container; empty for a process of the host or of a container
 	// that another runtime made.
 	Container string `json:"container,omitempty"`
@@ -190,6 +194,7 @@ func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 	}
 	l := live.GPUs[i]
 	g.UUID, g.Error, g.Utilization = cmp.Or(g.UUID, l.Facts.UUID), cmp.Or(g.Error, l.Error), &l.Utilization
+	g.Sensors = &l.Sensors
 	g.Memory, g.Processes = &l.State.Memory, processes(proc, records, l.State.Processes)
 	for k := range g.MIG {
 		m := &g.MIG[k]
@@ -205,7 +210,14 @@ func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 func processes(proc procfs.FS, records []Record, live []nvml.Process) []Process {
 	var list []Process
 	for _, l := range live {
-		list = append(list, Process{Process: l, Name: proc.Comm(l.PID), Container: owner(proc, records, l.PID)})
+		p := Process{Process: l, Name: proc.Comm(l.PID), Container: owner(proc, records, l.PID)}
+		if uid, ok := proc.UID(l.PID); ok {
+			p.User = uid
+			if u, err := user.LookupId(uid); err == nil && p.Container == "" {
+				p.User = u.Username
+			}
+		}
+		list = append(list, p)
 	}
 	return list
 }

@@ -230,6 +230,7 @@ func statusFixture(t *testing.T) (*fixture, device.Inventory, nvml.Snapshot) {
 			{
 				Facts:       device.GPUFacts{UUID: "GPU-0", BusID: "0000:00:00.0"},
 				Utilization: nvml.Utilization{GPU: of(uint32(93))},
+				Sensors:     nvml.Sensors{Temperature: of(uint32(41)), Power: of(uint32(118600)), PowerLimit: of(uint32(700000)), Corrected: of(uint64(3)), Uncorrected: of(uint64(0))},
 				State: nvml.State{
 					Memory: nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(80 << 30))},
 					Processes: []nvml.Process{
@@ -249,6 +250,9 @@ GPU    MEMORY          UTIL  HELD BY         MODEL
 1      -               -     idle one        NVIDIA H100 80GB HBM3
 1:3/0  3/10240 MiB     -     mig             MIG 1g.10gb
 
+GPU  TEMP  POWER      ECC ERRORS        LAST XID
+0    41°C  119/700 W  3, 0 uncorrected  -
+
 CONTAINER        GPU    MEMORY    UTIL  PROCESSES  NAMESPACE  ID
 idle             1      0 MiB     -     0          default    idle
 mig              1:3/0  3 MiB     -     1          default    mig
@@ -256,13 +260,13 @@ one              0      1025 MiB  72%   2          default    one
                  1      1024 MiB  -     1
 team/train/main  0      -         0%    1          k8s.io     two
 
-GPU    PID  MEMORY    PROCESS  CONTAINER
-0      10   1024 MiB  one      one
-0      11   1 MiB     worker   one
-0      20   -         two      team/train
-1      10   1024 MiB  one      one
-1      90   5 MiB     Xorg     -
-1:3/0  40   3 MiB     mig      mig
+GPU    PID  USER  MEMORY    UTIL  PROCESS  CONTAINER
+0      10   0     1024 MiB  70%   one      one
+0      11   0     1 MiB     2%    worker   one
+0      20   0     -         0%    two      team/train
+1      10   0     1024 MiB  -     one      one
+1      90   root  5 MiB     -     Xorg     -
+1:3/0  40   0     3 MiB     -     mig      mig
 `
 
 func print(t *testing.T, s *Status) string {
@@ -287,7 +291,7 @@ func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 	}
 	for _, want := range []string{
 		`"containers":["one","two"],"mig":[]}`,
-		`"utilization":{"gpu_percent":93},"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"gpu_percent":70,"name":"one","container":"one"}`,
+		`"utilization":{"gpu_percent":93},"sensors":{"temperature_celsius":41,"power_milliwatts":118600,"power_limit_milliwatts":700000,"ecc_corrected":3,"ecc_uncorrected":0},"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"gpu_percent":70,"name":"one","user":"0","container":"one"}`,
 		`"mig":[{"uuid":"MIG-3","gi":3,"ci":0,"profile":"1g.10gb","memory":{"total_bytes":10737418240,"used_bytes":3145728},"processes":[{"pid":40,`,
 		`{"id":"two","namespace":"k8s.io","pod_namespace":"team","pod":"train","name":"main","pid":20,"gpus":["GPU-0"],"mig":[],"capabilities":["compute"],"grant":"because","processes":1,"use":[{"name":"0","uuid":"GPU-0","from":"processes","device_memory_bytes":85899345920,"gpu_percent":0,"processes":1}]}`,
 		`"gpus":["GPU-0","GPU-1"],"mig":[],"capabilities":["compute"],"grant":"because","memory_bytes":2148532224,"processes":2,"use":[{"name":"0","uuid":"GPU-0","from":"processes","memory_bytes":1074790400,"device_memory_bytes":85899345920,"gpu_percent":72,"processes":2},{"name":"1","uuid":"GPU-1","from":"processes","memory_bytes":1073741824,"processes":1}]}`,
