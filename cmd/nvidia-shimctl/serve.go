@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -46,6 +45,9 @@ func serveCommand() *cli.Command {
 				return err
 			}
 			defer watchHealth(ctx, c)()
+			ctx, stop := context.WithCancel(ctx)
+			defer stop()
+			go handler.Sample(ctx)
 			return serve.Run(ctx, listener, handler)
 		},
 	}
@@ -67,7 +69,7 @@ func enterHost(c *cli.Command) error {
 }
 
 // listenToServe listens on --listen, and returns the listener and its handler.
-func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, http.Handler, error) {
+func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, *serve.Server, error) {
 	cfg, err := loader(c)()
 	if err != nil {
 		return nil, nil, err

@@ -25,7 +25,7 @@ type present struct {
 
 // readStatus returns the status of this host, which is read at most once a second, and by one
 // goroutine. A request does not wait longer than statusLimit for it.
-func (s *server) readStatus() (*status.Status, error) {
+func (s *Server) readStatus() (*status.Status, error) {
 	p := &s.present
 	p.mu.Lock()
 	if p.reading == nil && time.Since(p.read) > time.Second {

@@ -116,7 +116,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 // collector reads the present state.
-type collector struct{ *server }
+type collector struct{ *Server }
 
 // Describe describes nothing: which metrics there are is known only when they are collected.
 func (c collector) Describe(chan<- *prometheus.Desc) {}

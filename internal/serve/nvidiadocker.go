@@ -87,7 +87,7 @@ func newDockerStatus(s *status.Status) dockerStatus {
 }
 
 // handleNVIDIADocker adds the endpoints of nvidia-docker 1.
-func (s *server) handleNVIDIADocker(mux *http.ServeMux, prefix string) {
+func (s *Server) handleNVIDIADocker(mux *http.ServeMux, prefix string) {
 	handle := func(path string, answer func(w io.Writer, host *status.Status) error) {
 		mux.HandleFunc("GET "+prefix+path, func(w http.ResponseWriter, _ *http.Request) {
 			host, err := s.readStatus()
@@ -128,7 +128,7 @@ func (s *server) handleNVIDIADocker(mux *http.ServeMux, prefix string) {
 
 // dockerCLI answers for the GPUs of the parameter "dev", separated by "+" or ",", or for all. There
 // is only one driver volume, so "vol" is ignored.
-func (s *server) dockerCLI(answer func(http.ResponseWriter, *runargs.Args) error) http.HandlerFunc {
+func (s *Server) dockerCLI(answer func(http.ResponseWriter, *runargs.Args) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		devices := strings.Join(strings.Fields(r.FormValue("dev")), ",")
 		if devices == "" || devices == "*" {

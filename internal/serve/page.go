@@ -11,10 +11,10 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
@@ -38,7 +38,21 @@ type page struct {
 	Time                 time.Time
 	Status               *status.Status
 	Devices              []pageDevice
-	Refusals             []state.Event
+	Suspended            []pageSuspended
+	Refusals             []pageRefusal
+}
+
+// pageRefusal is the latest of Count refusals that differ in nothing but their time.
+type pageRefusal struct {
+	state.Event
+	Count int
+}
+
+// pageSuspended is a container that has given its GPUs back. Memory is in MiB, 0 if it is unknown.
+type pageSuspended struct {
+	Name   string
+	Memory uint64
+	Since  time.Time
 }
 
 // pageDevice is a GPU or a MIG device. Memory is in MiB; Total is 0 if it is unknown.
@@ -48,6 +62,10 @@ type pageDevice struct {
 	MIG, Partitioned                bool
 	Holders                         []pageHolder
 	Used, Total                     uint64
+	// Sensors is a line of text. Lines of the last hour are points of SVG.
+	Sensors              string
+	MemoryLine, BusyLine string
+	Processes            []string
 }
 
 // pageHolder is a container that has a device. Used is in MiB, 0 if it is unknown.
@@ -56,14 +74,15 @@ type pageHolder struct {
 	Used       uint64
 }
 
-func (s *server) servePage(w http.ResponseWriter, _ *http.Request) {
-	p := page{Version: version.Version, Style: template.CSS(pageCSS), Time: time.Now(), Refusals: s.follow()}
+func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
+	p := page{Version: version.Version, Style: template.CSS(pageCSS), Time: time.Now(), Refusals: grouped(s.follow())}
 	p.Host, _ = os.Hostname()
 	var err error
 	if p.Status, err = s.readStatus(); err != nil {
 		p.Error = err.Error()
 	} else {
-		p.Devices = pageDevices(p.Status)
+		p.Devices = s.pageDevices(p.Status, p.Time)
+		p.Suspended = pageSuspensions(p.Status)
 	}
 	var text bytes.Buffer
 	if err := pageTemplate.Execute(&text, p); err != nil {
@@ -77,8 +96,12 @@ func (s *server) servePage(w http.ResponseWriter, _ *http.Request) {
 }
 
 // pageDevices lists the GPUs, each with its MIG devices behind it.
-func pageDevices(s *status.Status) (list []pageDevice) {
-	add := func(d pageDevice, name string, ids []string, m *nvml.MemoryState) {
+func (srv *Server) pageDevices(s *status.Status, now time.Time) (list []pageDevice) {
+	add := func(d pageDevice, name string, use status.Use) {
+		ids, m := use.Containers, use.Memory
+		for _, p := range use.Processes {
+			d.Processes = append(d.Processes, pageProcess(s, p))
+		}
 		for _, c := range s.Containers {
 			if slices.Contains(ids, c.ID) {
 				d.Holders = append(d.Holders, pageUse(c, name))
@@ -97,10 +120,13 @@ func pageDevices(s *status.Status) (list []pageDevice) {
 		if g.Health.IsSick() {
 			d.Sick = g.Health.String()
 		}
-		add(d, strconv.Itoa(g.Index), g.Containers, g.Memory)
+		d.Sensors = sensors(g)
+		d.MemoryLine = srv.history.line(g.PCI, now, func(p sample) float64 { return p.memory })
+		d.BusyLine = srv.history.line(g.PCI, now, func(p sample) float64 { return p.busy })
+		add(d, strconv.Itoa(g.Index), g.Use)
 		for _, m := range g.MIG {
 			name := fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI)
-			add(pageDevice{MIG: true, Name: "MIG " + name, Model: m.Profile}, name, m.Containers, m.Memory)
+			add(pageDevice{MIG: true, Name: "MIG " + name, Model: m.Profile}, name, m.Use)
 		}
 	}
 	return list
@@ -118,4 +144,54 @@ func pageUse(c status.Container, device string) pageHolder {
 		}
 	}
 	return h
+}
+
+// pageProcess returns a process in one line.
+func pageProcess(s *status.Status, p status.Process) string {
+	words := []string{p.Name, fmt.Sprintf("(%d)", p.PID)}
+	if p.User != "" {
+		words = append(words, "of user "+p.User)
+	}
+	for _, c := range s.Containers {
+		if c.ID == p.Container {
+			words = append(words, "in "+c.Label())
+		}
+	}
+	if p.Memory != nil {
+		words = append(words, fmt.Sprintf("%d MiB", *p.Memory>>20))
+	}
+	if p.Utilization != nil {
+		words = append(words, fmt.Sprintf("busy %d %%", *p.Utilization))
+	}
+	return strings.Join(words, " ")
+}
+
+// sensors returns what a GPU reports of itself in one line.
+func sensors(g status.GPU) string {
+	if g.Sensors == nil || g.Sensors.Temperature == nil && g.Sensors.Power == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s, %s, ECC errors: %s, last Xid: %s", g.Temperature(), g.Power(), g.ECC(), g.LastXid())
+}
+
+func pageSuspensions(s *status.Status) (list []pageSuspended) {
+	for _, c := range s.Containers {
+		if c.Suspended != nil {
+			list = append(list, pageSuspended{c.Label(), c.SuspendedMemory >> 20, *c.Suspended})
+		}
+	}
+	return list
+}
+
+// grouped returns each refusal once, in the place of its latest.
+func grouped(refusals []state.Event) (list []pageRefusal) {
+	for _, e := range refusals {
+		i := slices.IndexFunc(list, func(r pageRefusal) bool { return r.Who == e.Who && r.Class == e.Class && r.Reason == e.Reason })
+		if i >= 0 {
+			list[i].Count++
+		} else {
+			list = append(list, pageRefusal{e, 1})
+		}
+	}
+	return list
 }

@@ -29,8 +29,10 @@ type Options struct {
 	Loopback bool
 }
 
-type server struct {
+// Server answers all requests.
+type Server struct {
 	Options
+	http.Handler
 
 	asking sync.Mutex // held while DockerArgs is called
 
@@ -40,11 +42,12 @@ type server struct {
 	refusals []state.Event // of the last hour
 
 	present present
+	history history
 }
 
-// New returns the handler of all requests.
-func New(o Options) http.Handler {
-	s := &server{Options: o, events: state.Events{Dir: o.StateDir}, counters: newCounters()}
+// New returns a server. Its page has a history if Sample runs.
+func New(o Options) *Server {
+	s := &Server{Options: o, events: state.Events{Dir: o.StateDir}, counters: newCounters()}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s.counters.all()...)
 	registry.MustRegister(collector{s})
@@ -59,12 +62,13 @@ func New(o Options) http.Handler {
 	for _, prefix := range []string{"", "/v1.0"} {
 		s.handleNVIDIADocker(mux, prefix)
 	}
-	return s.guard(mux)
+	s.Handler = s.guard(mux)
+	return s
 }
 
 // guard refuses host names that another site may have pointed at this host (DNS rebinding), and
 // sets the headers of every answer.
-func (s *server) guard(next http.Handler) http.Handler {
+func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
 		if err != nil {
@@ -87,7 +91,7 @@ const maxRefusals = 100
 // follow counts the events since the last call and returns the refusals of the last hour, the
 // latest first. After a restart, older events are counted again only if none is missing: otherwise
 // counters start at zero, which Prometheus treats as a reset.
-func (s *server) follow() []state.Event {
+func (s *Server) follow() []state.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	events, all := s.events.Next()

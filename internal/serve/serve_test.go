@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -164,8 +165,8 @@ func TestEventsAreCounted(t *testing.T) {
 	f.state.AddEvent(state.Event{Kind: state.ViewBuilt})
 	f.state.AddEvent(state.Event{Kind: state.ProbeFailed})
 	f.want("/metrics", `nvidia_shim_refusals_total{reason="runtime"} 150`, "nvidia_shim_cold_views_total 1", "nvidia_shim_probe_failures_total 1")
-	if n := strings.Count(f.get("/"), "<b>other</b>"); n != maxRefusals {
-		t.Errorf("%d refusals", n)
+	if page := f.get("/"); strings.Count(page, "<b>other</b>") != 1 || !strings.Contains(page, "</code> 100 times<p>") {
+		t.Errorf("%s", page)
 	}
 }
 
@@ -223,6 +224,47 @@ func TestThePage(t *testing.T) {
 	if got := r.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") || strings.Contains(got, "unsafe") {
 		t.Errorf("policy %q", got)
 	}
+}
+
+// The last hour is there once there are two samples, and bounded.
+func TestThePageHasTheLastHour(t *testing.T) {
+	f := newFixture(t)
+	f.want("/", "41°C, 118/700 W, ECC errors: 3, 1 uncorrected, last Xid: -", "<li>train (42) in team/&lt;b&gt;&#34;train&#34; 3072 MiB</li>", "<h2>Suspended</h2>")
+	if page := f.get("/"); strings.Contains(page, "<svg") {
+		t.Error("a history without samples")
+	}
+	var h history
+	now := time.Now()
+	for i := range 3 * maxSamples {
+		s := example()
+		s.Time = now.Add(time.Duration(i-3*maxSamples+1) * sampleEvery)
+		h.add(s)
+	}
+	if n := len(h.gpus["0000:01:00.0"]); n != maxSamples {
+		t.Errorf("%d samples", n)
+	}
+	busy := h.line("0000:01:00.0", now, func(p sample) float64 { return p.busy })
+	if !strings.HasPrefix(busy, "0.0,29.5 1.0,29.5 ") || !strings.HasSuffix(busy, " 120.0,29.5") {
+		t.Errorf("%q", busy)
+	}
+	if line := h.line("0000:03:00.0", now, func(p sample) float64 { return p.memory }); line != "" {
+		t.Errorf("of unknown values: %q", line)
+	}
+	for i := range 2 * maxHistories {
+		s := example()
+		s.GPUs[0].PCI = strconv.Itoa(i)
+		h.add(s)
+	}
+	if n := len(h.gpus); n != maxHistories {
+		t.Errorf("%d GPUs", n)
+	}
+	server := f.Handler.(*Server)
+	for i := range 2 {
+		s := example()
+		s.Time = now.Add(time.Duration(i-2) * sampleEvery)
+		server.history.add(s)
+	}
+	f.want("/", `<polyline class="memory-line" points="118.0,`)
 }
 
 func TestNVIDIADocker1(t *testing.T) {
