@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
@@ -252,4 +254,31 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	}
 	walk(reflect.TypeFor[status.Status]())
 	walk(reflect.TypeFor[hostinfo.Info]())
+}
+
+// Without the driver's libraries or a GPU that works, no container can use the driver.
+func TestInfoFailsIfTheDriverIsUnusable(t *testing.T) {
+	for what, spoil := range map[string]func(d *sim.Driver) error{
+		"libcuda.so." + sim.DefaultVersion + " was not found": func(d *sim.Driver) error {
+			return os.Remove(filepath.Join(d.Root, d.Layout.LibDir(), "libcuda.so."+d.Version))
+		},
+		"no GPU can be used": func(d *sim.Driver) error {
+			names, err := filepath.Glob(d.ProcRoot + "/driver/nvidia/gpus/*/information")
+			for _, name := range names {
+				err = errors.Join(err, os.Remove(name))
+			}
+			return err
+		},
+	} {
+		d := simtest.New(t, sim.Options{GPUs: 2})
+		fine(t, "--config", d.ConfigPath, "info")
+		simtest.Check(t, spoil(d))
+		status, out, _ := ctl(t, "--config", d.ConfigPath, "info")
+		if status != 1 || !strings.Contains(out, "unusable: ") || !strings.Contains(strings.Join(strings.Fields(out), " "), what) {
+			t.Errorf("%s: %d\n%s", what, status, out)
+		}
+		if status, out, _ := ctl(t, "--config", d.ConfigPath, "--json", "info"); status != 1 || !strings.Contains(out, `"unusable": "`) {
+			t.Errorf("%s: %d\n%s", what, status, out)
+		}
+	}
 }

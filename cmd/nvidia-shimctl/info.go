@@ -26,7 +26,7 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return output(c, info, true, func(o *term.Output) {
+			return output(c, info, info.Unusable == "", func(o *term.Output) {
 				info.Print(o)
 				if c.Bool("files") {
 					info.PrintFiles(o)

@@ -97,10 +97,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errProblem), errors.Is(err, node.ErrProblem):
 		return 1
 	case errors.As(err, new(cmdline.Error)):
-		fmt.Fprintf(stderr, "nvidia-shimctl: %v (see nvidia-shimctl --help)\n", err)
+		fmt.Fprintf(stderr, "nvidia-shimctl: %s (see nvidia-shimctl --help)\n", cmdline.Plain(err))
 		return 2
 	}
-	fmt.Fprintf(stderr, "nvidia-shimctl: %v\n", err)
+	fmt.Fprintf(stderr, "nvidia-shimctl: %s\n", cmdline.Plain(err))
 	return 1
 }
 

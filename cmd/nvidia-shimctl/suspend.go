@@ -191,7 +191,11 @@ func dialShim(b status.Bundle) (net.Conn, error) {
 		return nil, fmt.Errorf("%.256q is not a socket of root", path)
 	}
 	// The path of a socket is limited to 107 bytes.
-	return net.Dial("unix", hosttree.Path(socket))
+	conn, err := net.Dial("unix", hosttree.Path(socket))
+	if op := new(net.OpError); errors.As(err, &op) {
+		return nil, fmt.Errorf("%.256q: %w", path, op.Err)
+	}
+	return conn, err
 }
 
 // resident returns the host memory of processes in bytes, including GPU memory that was moved

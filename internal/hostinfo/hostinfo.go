@@ -36,6 +36,8 @@ type Info struct {
 	Refused  []driver.Refused    `json:"refused"`
 	// LeftOut are libraries of the driver that containers do not get.
 	LeftOut []driver.Refused `json:"left_out,omitempty"`
+	// Unusable is the reason if no container can use a GPU here.
+	Unusable string `json:"unusable,omitempty"`
 }
 
 // GPU is a GPU of this host.
@@ -64,6 +66,11 @@ func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
 		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{}, Faults: []string{},
 		Files: filesByCapability(&files), Searched: append([]string{}, files.Searched...), Missing: append([]string{}, files.Missing...),
 		Refused: append([]driver.Refused{}, files.Refused...), LeftOut: files.LeftOut,
+	}
+	if err := files.Check([]string{config.Compute, config.Utility}); err != nil {
+		info.Unusable = err.Error()
+	} else if len(info.GPUs) == 0 {
+		info.Unusable = "no GPU can be used"
 	}
 	for _, err := range inv.Faults() {
 		info.Faults = append(info.Faults, err.Error())
@@ -164,6 +171,9 @@ func (i *Info) printMIG(o *term.Output) {
 }
 
 func (i *Info) printProblems(o *term.Output) {
+	if i.Unusable != "" {
+		o.Field("unusable:", 10, term.Red, i.Unusable)
+	}
 	if i.NVMLError != "" {
 		o.Field("NVML:", 6, term.Yellow, i.NVMLError)
 	}

@@ -3,7 +3,6 @@ package hosttree
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -122,8 +121,13 @@ func (t Tree) Apply(c Change) error {
 		return err
 	}
 	defer opened.Close()
+	return named(write(opened, c), t.Real(c.Path))
+}
+
+// write makes a change in its directory.
+func write(dir *os.File, c Change) error {
 	// A path through the descriptor always leads to the same directory.
-	name := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), filepath.Base(c.Path))
+	name := Path(dir) + "/" + filepath.Base(c.Path)
 	switch c.Kind {
 	case Link:
 		if c.Before != nil {

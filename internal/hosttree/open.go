@@ -40,6 +40,19 @@ func (t Tree) OpenPath(name string) (f *os.File, st unix.Stat_t, err error) {
 // Path returns a path that leads to an open file, wherever it is now.
 func Path(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
+// named returns an error about a path that Path returned, or one below it, with the name of the file.
+func named(err error, name string) error {
+	var path *os.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return &os.PathError{Op: path.Op, Path: name, Err: path.Err}
+	case errors.As(err, &link):
+		return &os.PathError{Op: link.Op, Path: name, Err: link.Err}
+	}
+	return err
+}
+
 // ReadRegular reads a regular file of at most maxSize bytes, and returns its fstat(2). It opens no
 // other file, so it waits for no FIFO.
 func (t Tree) ReadRegular(name string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
@@ -56,11 +69,11 @@ func (t Tree) ReadRegular(name string, maxSize int64) (data []byte, st unix.Stat
 	}
 	r, err := os.OpenFile(Path(f), os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, st, err
+		return nil, st, named(err, f.Name())
 	}
 	defer r.Close()
 	data, err = io.ReadAll(io.LimitReader(r, maxSize))
-	return data, st, err
+	return data, st, named(err, f.Name())
 }
 
 // ReadDir returns at most limit names of a directory.
@@ -75,12 +88,12 @@ func (t Tree) ReadDir(name string, limit int) ([]string, error) {
 	}
 	r, err := os.OpenFile(Path(f), os.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return nil, named(err, f.Name())
 	}
 	defer r.Close()
 	names, err := r.Readdirnames(limit)
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	return names, err
+	return names, named(err, f.Name())
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -79,14 +80,11 @@ func isBusy(err error) bool {
 //
 // A server of another user than root is not believed: its answers are grants.
 func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
-	refused := make(chan error, 1) // gRPC would only say that the kubelet is unavailable
+	var failed atomic.Pointer[error] // gRPC would only say that the kubelet is unavailable
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, err := dialRoot(ctx, socket)
-		if errors.Is(err, errNotRoot) {
-			select {
-			case refused <- err:
-			default:
-			}
+		if err != nil {
+			failed.Store(&err)
 		}
 		return conn, err
 	}
@@ -99,12 +97,27 @@ func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, err
 	}
 	defer conn.Close()
 	response, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
-	select {
-	case err = <-refused:
-	default:
+	switch dialed := failed.Load(); {
+	case err == nil:
+		return response.GetPodResources(), nil
+	case dialed != nil && errors.Is(*dialed, errNotRoot):
+		return nil, *dialed
+	case dialed != nil && status.Code(err) == codes.Unavailable:
+		return nil, answerError{status.Convert(err), (*dialed).Error()}
 	}
-	return response.GetPodResources(), err
+	return nil, answerError{status.Convert(err), status.Convert(err).Message()}
 }
+
+// answerError is an error of gRPC with a text that has none of its terms.
+type answerError struct {
+	status *status.Status
+	text   string
+}
+
+func (e answerError) Error() string { return e.text }
+
+// GRPCStatus is for status.Code.
+func (e answerError) GRPCStatus() *status.Status { return e.status }
 
 // errNotRoot is the error of a socket on which another user than root listens.
 var errNotRoot = errors.New("only a kubelet that root runs is asked")

@@ -47,10 +47,20 @@ func TestTheKubeletIsAsked(t *testing.T) {
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("allocated %+v, %v, want %+v, %q", got, err, tc.want, tc.err)
 			}
+			if err != nil && strings.Contains(err.Error(), "rpc error") {
+				t.Errorf("gRPC's own text: %v", err)
+			}
 			if pods, err := Pods(t.Context(), socket); (err == nil) != (tc.err == "") || len(pods) != len(tc.answer) {
 				t.Errorf("%d pods, %v, want %d", len(pods), err, len(tc.answer))
 			}
 		})
+	}
+}
+
+func TestAnErrorNamesTheSocketInPlainWords(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	if _, err := Pods(t.Context(), socket); err == nil || err.Error() != "dial unix "+socket+": connect: no such file or directory" || !isBusy(err) {
+		t.Error(err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
@@ -46,7 +47,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	o := in.Options
 	findings := k.checkPlanned(ctx, plan, o)
 	if err != nil {
-		return false, append(findings, check.Finding{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "nvidia-shimctl node --help"}), nil
+		return false, append(findings, check.Finding{Check: "install", Level: check.Problem, Message: cmdline.Plain(err), Fix: "nvidia-shimctl node --help"}), nil
 	}
 	line := pendingLine(o)
 	pending := slices.Contains(pendingLines(), line)

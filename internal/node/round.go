@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
@@ -18,7 +19,7 @@ func (k *Keeper) Keep(ctx context.Context, interval time.Duration, failed <-chan
 			return nil // a change that it began is complete
 		}
 		if err != nil && !errors.Is(err, ErrProblem) {
-			fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: %v\n", err)
+			fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: %s\n", cmdline.Plain(err))
 		}
 		select {
 		case <-ctx.Done():
