@@ -154,7 +154,7 @@ func (k *Keeper) checkPlanned(ctx context.Context, plan runtimeclass.Plan, o run
 	if i < 0 {
 		return k.check(ctx, o)
 	}
-	defer os.Remove(plannedConfig)
+	defer func() { _ = os.Remove(plannedConfig) }()
 	if err := atomicfile.Write(plannedConfig, plan.Changes[i].After, 0o600); err != nil {
 		return []check.Finding{{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "make /run writable"}}
 	}

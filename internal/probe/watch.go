@@ -44,8 +44,8 @@ func Watch(ctx context.Context, program func() (string, error), q Questions, eac
 	err = readObservations(ctx, stdout, q, each)
 	_ = cmd.Process.Kill()
 	stdout.Close()
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
 	select {
 	case <-ended:
 	case <-ctx.Done():
