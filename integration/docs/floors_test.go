@@ -30,7 +30,7 @@ var floors = [][]string{
 		"gpuinject/request", "gpuinject/require", "gpuinject/rootfs", "gpuinject/sockets",
 	},
 	{
-		"gpuinject/bundle", "gpuinject/config", "gpuinject/health", "gpuinject/image", "gpuinject/ldcache", "gpuinject/state",
+		"gpuinject/bundle", "gpuinject/config", "gpuinject/devnode", "gpuinject/health", "gpuinject/image", "gpuinject/ldcache", "gpuinject/state",
 		"gpuinject/verdict", "gpuinject/view",
 	},
 	{
