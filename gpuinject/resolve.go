@@ -22,20 +22,20 @@ import (
 // even that if the state is read-only. With an error, the Plan contains the decisions that led to
 // it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
-	all := place.Changes{Log: describeRequest(c)}
-	err := all.Append(place.RemoveHooks(c.toPlace(), c.Config.Policy.ForeignHooks == config.Refuse))
+	hooks, err := place.RemoveHooks(c.toPlace(), c.Config.Policy.ForeignHooks == config.Refuse)
 	var h host.Host
 	var g grant.Grant
+	var driver, mask place.Changes
 	if err == nil && c.Asks {
 		h, g, err = findGrant(c, ask)
-		all.Join(g.Log)
 		if err == nil && !g.Without {
-			err = all.Append(giveDriver(c, root, h, g))
+			driver, err = giveDriver(c, root, h, g)
 		}
 	}
 	if err == nil && (!c.Asks || g.Without) {
-		err = all.Append(maskWithoutGPU(c, root))
+		mask, err = maskWithoutGPU(c, root)
 	}
+	all, err := place.Add(err, place.Changes{Log: describeRequest(c)}, hooks, place.Changes{Log: g.Log}, driver, mask)
 	return newPlan(c, h, g, all), err
 }
 
@@ -74,51 +74,47 @@ func findGrant(c Container, ask Ask) (host.Host, grant.Grant, error) {
 }
 
 // giveDriver decides how the container gets the driver with the devices of its grant.
-func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (all place.Changes, err error) {
+func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (place.Changes, error) {
 	found, err := driverFiles(c, h)
 	if err != nil {
-		return all, err
+		return place.Changes{}, err
 	}
 	if err := found.Check(g.Request.Capabilities); err != nil {
-		return all, verdict.Precondition("%w", h.AdviseFiles(err))
+		return place.Changes{}, verdict.Precondition("%w", h.AdviseFiles(err))
 	}
-	files := found.For(g.Request.Capabilities)
+	pc, files := c.toPlace(), found.For(g.Request.Capabilities)
+	nodes, err := g.Nodes(c.toGrant(), h, found)
+	chosen := place.Changes{Nodes: nodes.List, Classes: nodes.Classes, IMEX: nodes.IMEX}
 	for _, m := range found.Missing {
 		if capability, name, _ := strings.Cut(m, ": "); g.Request.Has(capability) {
-			all.Note("%s: this host's driver has no %s", capability, name)
+			chosen.Note("%s: this host's driver has no %s", capability, name)
 		}
 	}
-	nodes, err := g.Nodes(c.toGrant(), h, found)
-	chosen := place.Changes{Log: nodes.Log, Nodes: nodes.List, Classes: nodes.Classes, IMEX: nodes.IMEX}
-	if err := all.Append(chosen, err); err != nil {
-		return all, err
+	chosen.Join(nodes.Log)
+	if err != nil {
+		return chosen, err
 	}
-	pc := c.toPlace()
-	more, ch := place.ClassFiles(pc, nodes.Classes)
-	files.Data = slices.Concat(files.Data, more)
-	if err := all.Append(ch, nil); err != nil {
-		return all, err
-	}
-	if err := all.Append(place.IgnoreMemoryLimits(pc)); err != nil {
-		return all, err
+	data := place.ClassFiles(pc, nodes.Classes, &chosen.Log)
+	files.Data = slices.Concat(files.Data, data)
+	limits, err := place.IgnoreMemoryLimits(pc)
+	if err != nil {
+		return place.Add(err, chosen, limits)
 	}
 	mask, err := place.Mask(pc, h.DriverVersion, g.GPUs, g.Set, nodes.Classes)
-	if err := all.Append(mask, err); err != nil {
-		return all, err
+	if err != nil {
+		return place.Add(err, chosen, limits, mask)
 	}
 	removed := place.RemoveReplaced(pc, found, nodes.List)
-	if err := all.Append(removed, nil); err != nil {
-		return all, err
-	}
 	root, err := place.ReadMounts(pc, img, removed.Edits.RemoveMount)
+	var placed place.Changes
 	if err == nil {
 		given := place.Given{Request: g.Request, Set: g.Set, GPUs: g.GPUs, Nodes: nodes.List, Files: files, Masked: mask.Proc.Masked}
-		err = all.Append(place.Files(pc, root, given, h.CompatDriver))
+		placed, err = place.Files(pc, root, given, h.CompatDriver)
 	}
 	if img.Err() != nil {
 		err = verdict.Internal("read the image: %w", img.Err())
 	}
-	return all, err
+	return place.Add(err, chosen, limits, mask, removed, placed)
 }
 
 // maskWithoutGPU decides what is done for a container that gets no GPU from the shim. If its

@@ -58,7 +58,7 @@ func (ch *Changes) WriteLinkerFiles(c Container, root *image.Root) error {
 }
 
 // WriteBundle makes the files in the bundle, and edits config.json.
-func (ch *Changes) WriteBundle(c Container) error {
+func (ch Changes) WriteBundle(c Container) error {
 	for _, f := range ch.BundleFiles {
 		if err := bundle.WriteFile(c.Bundle.Dir, f.Path, f.Data, 0o644); err != nil {
 			return err

@@ -88,56 +88,58 @@ type Linker struct {
 	Compat string `json:"compat"`
 }
 
-// Add joins two changes. The error names a place at which both put something; then nothing may be
-// done.
-func Add(a, b Changes) (Changes, error) {
-	var err error
-	have := a.places()
-	for _, at := range b.places() {
-		if slices.Contains(have, at) {
-			err = verdict.Internal("two parts of the plan decide about %s", at)
+// Add joins changes. The error is err or, without one, names a place at which two of them put
+// something; then nothing may be done.
+func Add(err error, parts ...Changes) (Changes, error) {
+	var all Changes
+	taken := map[string]bool{}
+	for _, part := range parts {
+		places := part.places()
+		for _, at := range places {
+			if taken[at] && err == nil {
+				err = verdict.Internal("two parts of the plan decide about %s", at)
+			}
 		}
+		for _, at := range places {
+			taken[at] = true
+		}
+		all.append(part)
 	}
-	a.Log.Join(b.Log)
-	a.Nodes = slices.Concat(a.Nodes, b.Nodes)
-	a.Groups = slices.Concat(a.Groups, b.Groups)
-	a.Classes = slices.Concat(a.Classes, b.Classes)
-	a.IMEX = slices.Concat(a.IMEX, b.IMEX)
-	a.View = cmp.Or(a.View, b.View)
-	a.Mounts = slices.Concat(a.Mounts, b.Mounts)
-	a.Sockets = slices.Concat(a.Sockets, b.Sockets)
-	a.Links = slices.Concat(a.Links, b.Links)
-	a.Linker = Linker{
-		cmp.Or(a.Linker.LibC, b.Linker.LibC), cmp.Or(a.Linker.Directory, b.Linker.Directory),
-		cmp.Or(b.Linker.Cache, a.Linker.Cache), cmp.Or(a.Linker.Compat, b.Linker.Compat),
-	}
-	a.LinkerFiles = slices.Concat(a.LinkerFiles, b.LinkerFiles)
-	a.CacheAt = cmp.Or(a.CacheAt, b.CacheAt)
-	a.BundleFiles = slices.Concat(a.BundleFiles, b.BundleFiles)
-	if len(b.ByPath) > 0 {
-		a.ByPath = b.ByPath
-	}
-	a.Edits = bundle.Edits{
-		RemoveMount:    anyOf(a.Edits.RemoveMount, b.Edits.RemoveMount),
-		RemoveDevice:   anyOf(a.Edits.RemoveDevice, b.Edits.RemoveDevice),
-		RemoveRule:     anyOf(a.Edits.RemoveRule, b.Edits.RemoveRule),
-		RemoveHook:     anyOf(a.Edits.RemoveHook, b.Edits.RemoveHook),
-		Devices:        slices.Concat(a.Edits.Devices, b.Edits.Devices),
-		Rules:          slices.Concat(a.Edits.Rules, b.Edits.Rules),
-		AdditionalGids: slices.Concat(a.Edits.AdditionalGids, b.Edits.AdditionalGids),
-	}
-	a.RemovedHooks = slices.Concat(a.RemovedHooks, b.RemovedHooks)
-	if b.Proc.Masked {
-		a.Proc, a.Mask = b.Proc, b.Mask
-	}
-	return a, err
+	return all, err
 }
 
-// Append joins what a part returns. Its decisions count even with an error.
-func (ch *Changes) Append(more Changes, err error) error {
-	all, contradiction := Add(*ch, more)
-	*ch = all
-	return cmp.Or(err, contradiction)
+func (ch *Changes) append(b Changes) {
+	ch.Log.Join(b.Log)
+	ch.Nodes = append(ch.Nodes, b.Nodes...)
+	ch.Groups = append(ch.Groups, b.Groups...)
+	ch.Classes = append(ch.Classes, b.Classes...)
+	ch.IMEX = append(ch.IMEX, b.IMEX...)
+	ch.View = cmp.Or(ch.View, b.View)
+	ch.Mounts = append(ch.Mounts, b.Mounts...)
+	ch.Sockets = append(ch.Sockets, b.Sockets...)
+	ch.Links = append(ch.Links, b.Links...)
+	ch.Linker = Linker{
+		cmp.Or(ch.Linker.LibC, b.Linker.LibC), cmp.Or(ch.Linker.Directory, b.Linker.Directory),
+		cmp.Or(b.Linker.Cache, ch.Linker.Cache), cmp.Or(ch.Linker.Compat, b.Linker.Compat),
+	}
+	ch.LinkerFiles = append(ch.LinkerFiles, b.LinkerFiles...)
+	ch.CacheAt = cmp.Or(ch.CacheAt, b.CacheAt)
+	ch.BundleFiles = append(ch.BundleFiles, b.BundleFiles...)
+	if len(b.ByPath) > 0 {
+		ch.ByPath = b.ByPath
+	}
+	e := &ch.Edits
+	e.RemoveMount = anyOf(e.RemoveMount, b.Edits.RemoveMount)
+	e.RemoveDevice = anyOf(e.RemoveDevice, b.Edits.RemoveDevice)
+	e.RemoveRule = anyOf(e.RemoveRule, b.Edits.RemoveRule)
+	e.RemoveHook = anyOf(e.RemoveHook, b.Edits.RemoveHook)
+	e.Devices = append(e.Devices, b.Edits.Devices...)
+	e.Rules = append(e.Rules, b.Edits.Rules...)
+	e.AdditionalGids = append(e.AdditionalGids, b.Edits.AdditionalGids...)
+	ch.RemovedHooks = append(ch.RemovedHooks, b.RemovedHooks...)
+	if b.Proc.Masked {
+		ch.Proc, ch.Mask = b.Proc, b.Mask
+	}
 }
 
 // anyOf returns a function that is true if one of two is; nil is never true.

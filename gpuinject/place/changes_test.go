@@ -46,11 +46,9 @@ func parts() []Changes {
 // TestAddLosesNothing joins parts and looks for each field, so that a field that Add does not know
 // fails.
 func TestAddLosesNothing(t *testing.T) {
-	var all Changes
-	for _, part := range parts() {
-		if err := all.Append(part, nil); err != nil {
-			t.Fatal(err)
-		}
+	all, err := Add(nil, parts()...)
+	if err != nil {
+		t.Fatal(err)
 	}
 	var empty func(v reflect.Value, name string)
 	empty = func(v reflect.Value, name string) {
@@ -81,11 +79,11 @@ func TestAddLosesNothing(t *testing.T) {
 func TestAddRefusesContradictions(t *testing.T) {
 	var refused []string
 	for _, part := range parts() {
-		if _, err := Add(part, part); err != nil {
+		if _, err := Add(nil, part, part); err != nil {
 			refused = append(refused, err.Error()[strings.LastIndex(err.Error(), "about ")+len("about "):])
 		}
 	}
-	want := []string{"the node /dev/a", ViewDir, "/tmp/nvidia-mps", "/usr/bin/nvidia-smi", "/etc/ld.so.cache", "profile", byPathName, "the mask"}
+	want := []string{"the node /dev/a", "the view", "/tmp/nvidia-mps", "/usr/bin/nvidia-smi", "/etc/ld.so.cache", "profile", byPathName, "the mask"}
 	if !slices.Equal(refused, want) {
 		t.Errorf("refused %q, want %q", refused, want)
 	}
@@ -94,8 +92,8 @@ func TestAddRefusesContradictions(t *testing.T) {
 // TestIndependentPartsCommute joins parts in both orders.
 func TestIndependentPartsCommute(t *testing.T) {
 	a, b := parts()[1], parts()[4]
-	ab, err := Add(a, b)
-	ba, err2 := Add(b, a)
+	ab, err := Add(nil, a, b)
+	ba, err2 := Add(nil, b, a)
 	if err != nil || err2 != nil || !reflect.DeepEqual(ab, ba) {
 		t.Errorf("%+v, %+v: %v, %v", ab, ba, err, err2)
 	}

@@ -22,46 +22,39 @@ import (
 // Files decides how the driver's files and the nodes get into the container: the view, links and
 // mounts outside it, the loader's files, and the edits of config.json. compatDriver is the version
 // that the image's forward compatibility package is compared with.
-func Files(c Container, root rootfs.FS, g Given, compatDriver string) (all Changes, err error) {
-	files := g.Files
+func Files(c Container, root rootfs.FS, g Given, compatDriver string) (Changes, error) {
 	if err := root.CheckNodes(g.Nodes); err != nil {
-		return all, verdict.Invalid("%w", err)
+		return Changes{}, verdict.Invalid("%w", err)
 	}
-	img, all := inspect(compatDriver, root, g.Request.Has(config.Compute))
-	all.Join(noteGraphics(root, img, files, g.Request.Has(config.Display)))
+	img, linker := inspect(compatDriver, root, g.Request.Has(config.Compute))
+	linker.Join(noteGraphics(root, img, g.Files, g.Request.Has(config.Display)))
 	if img.Compat.Use {
-		files = WithoutCompat(files)
+		g.Files = WithoutCompat(g.Files)
 	}
-	laid := newView(c.Host.StateDir, files)
-	if err := all.Append(laid, nil); err != nil {
-		return all, err
+	view, err := newView(c.Host.StateDir, g.Files)
+	viewAt := ""
+	if err == nil {
+		viewAt, err = checkViewDir(root, g.Request.Reason)
 	}
-	if err := all.Append(checkReplaced(*laid.View)); err != nil {
-		return all, err
+	if err == nil {
+		err = CheckProc(root, g.Masked)
 	}
-	viewAt, err := checkViewDir(root, g.Request.Reason)
 	if err != nil {
-		return all, err
+		return Add(err, linker, view)
 	}
-	if err := CheckProc(root, g.Masked); err != nil {
-		return all, err
-	}
-	beside, log := filesBeside(root, img, files, all.Linker.Cache == hidden)
-	all.Join(log)
+	beside := filesBeside(root, img, g.Files, linker.Linker.Cache == hidden, &view.Log)
 	made, own := filesInBundle(c, g)
-	if err := all.Append(own, nil); err != nil {
-		return all, err
+	placed, err := place(root, viewAt, view.View.Root, append(beside, made...))
+	var sockets, nodes Changes
+	if err == nil {
+		sockets, err = mountSockets(c, root, g)
 	}
-	if err := all.Append(place(root, viewAt, laid.View.Root, append(beside, made...))); err != nil {
-		return all, err
+	if err != nil {
+		return Add(err, linker, view, own, placed, sockets)
 	}
-	if err := all.Append(mountSockets(c, root, g)); err != nil {
-		return all, err
-	}
-	if err := all.Append(findableByLoader(c, root, img, files), nil); err != nil {
-		return all, err
-	}
-	return all, all.Append(addNodes(c, g.Nodes))
+	loader := findableByLoader(c, root, img, g.Files)
+	nodes, err = addNodes(c, g.Nodes)
+	return Add(err, linker, view, own, placed, sockets, loader, nodes)
 }
 
 // NoteNoCLibrary begins the note about an image without a C library.
@@ -134,10 +127,10 @@ func checkViewDir(root rootfs.FS, reason string) (string, error) {
 
 // filesBeside lists the files that the container also finds outside the view: with every, all
 // libraries.
-func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool) (list []Bind, log verdict.Log) {
-	list = Beside(files, img, every)
+func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool, log *verdict.Log) []Bind {
+	list := Beside(files, img, every)
 	for _, d := range files.Data {
-		switch dest := dataDest(d, root, img, &log); {
+		switch dest := dataDest(d, root, img, log); {
 		case dest == "":
 		case d.Direct:
 			list = append(list, Bind{Source: d.Path, Destination: dest})
@@ -145,7 +138,7 @@ func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool
 			list = append(list, Bind{Name: DataName(d), Destination: dest})
 		}
 	}
-	return list, log
+	return list
 }
 
 // place decides how each file gets to its destination: by a link if the file is in the view and the

@@ -20,9 +20,9 @@ var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 
 // ClassFiles returns the files of the host that go with the classes, if the host has them. They are
 // mounted read-only, like every data file of the driver.
-func ClassFiles(c Container, classes []string) (files []driver.File, ch Changes) {
+func ClassFiles(c Container, classes []string, log *verdict.Log) (files []driver.File) {
 	if c.Input.EditedByCDI {
-		return nil, ch
+		return nil
 	}
 	for _, name := range classes {
 		class, _ := devnode.ByName(name)
@@ -36,11 +36,11 @@ func ClassFiles(c Container, classes []string) (files []driver.File, ch Changes)
 			case err == nil:
 				files = append(files, driver.File{Path: at, Dest: f.Path, Direct: true})
 			case !errors.Is(err, fs.ErrNotExist):
-				ch.Note("%s: %v", name, err)
+				log.Note("%s: %v", name, err)
 			}
 		}
 	}
-	return files, ch
+	return files
 }
 
 // addNodes adds the device nodes, their rules and their groups.

@@ -22,30 +22,27 @@ type View struct {
 	Root string
 }
 
-// newView lays out the driver's files in a view and mounts it.
-func newView(stateDir string, files driver.Files) Changes {
+// newView lays out the driver's files in a view and mounts it. It refuses files that were replaced
+// on the host by those of another version, unless the view with them is still there and holds all of
+// them as they were.
+func newView(stateDir string, files driver.Files) (ch Changes, err error) {
 	v := View{Files: files, Spec: layOut(files)}
 	v.Root = view.Path(stateDir, v.Spec)
-	return Changes{View: &v, Mounts: []Mount{{v.Root, ViewDir, viewOptions, true}}}
-}
-
-// checkReplaced refuses a container whose driver's files were replaced on the host by those of
-// another version, unless the view with its files is still there and holds all of them as they were.
-func checkReplaced(v View) (ch Changes, err error) {
-	if v.Files.Replaced == "" {
+	ch = Changes{View: &v, Mounts: []Mount{{v.Root, ViewDir, viewOptions, true}}}
+	if files.Replaced == "" {
 		return ch, nil
 	}
 	whole := view.IsMounted(v.Root)
 	for _, f := range v.Spec.Files {
 		var st unix.Stat_t
 		err := unix.Lstat(path.Join(v.Root, f.Name), &st)
-		whole = whole && err == nil && (f.Source == "" || v.Files.StampOf(f.Source).IsContentOf(st))
+		whole = whole && err == nil && (f.Source == "" || files.StampOf(f.Source).IsContentOf(st))
 	}
-	outside := slices.ContainsFunc(v.Files.Libraries, func(l driver.Library) bool { return l.Dir != "" }) ||
-		slices.ContainsFunc(v.Files.Data, func(d driver.File) bool { return d.Direct })
+	outside := slices.ContainsFunc(files.Libraries, func(l driver.Library) bool { return l.Dir != "" }) ||
+		slices.ContainsFunc(files.Data, func(d driver.File) bool { return d.Direct })
 	if !whole || outside {
-		return ch, verdict.Precondition("%s", v.Files.Replaced)
+		return ch, verdict.Precondition("%s", files.Replaced)
 	}
-	ch.Warn("the driver's files were replaced, and the container gets those of the loaded module, which are still mounted, until the next reboot: %s", v.Files.Replaced)
+	ch.Warn("the driver's files were replaced, and the container gets those of the loaded module, which are still mounted, until the next reboot: %s", files.Replaced)
 	return ch, nil
 }
