@@ -17,7 +17,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -89,7 +88,7 @@ func look(t *testing.T, dir, name string) ([]byte, bool) {
 	}
 	best := -1
 	for i, m := range spec.Mounts {
-		if rootfs.IsBelow(name, m.Destination) && (best < 0 || len(m.Destination) >= len(spec.Mounts[best].Destination)) {
+		if place.IsBelow(name, m.Destination) && (best < 0 || len(m.Destination) >= len(spec.Mounts[best].Destination)) {
 			best = i
 		}
 	}

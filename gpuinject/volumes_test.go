@@ -15,9 +15,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
 func tmpfs(at string) func(*specs.Spec) {
@@ -97,7 +97,7 @@ func TestManyVolumes(t *testing.T) {
 		mounts = append(mounts, specs.Mount{Source: volume, Destination: at, Type: "bind"})
 	}
 	before := processorTime()
-	root, err := rootfs.Read(img, "", mounts, func(specs.Mount) bool { return false })
+	root, err := place.ReadMounts(place.Container{Bundle: &bundle.Bundle{Spec: bundle.Spec{Mounts: mounts}}}, img, nil)
 	if took := processorTime() - before; err != nil || len(root.Volumes) != len(mounts) || took > 2*time.Second {
 		t.Errorf("%d volumes, %v, took %v", len(root.Volumes), err, took)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
@@ -64,7 +63,7 @@ var needsX11 = []string{"libX11.so.6", "libXext.so.6"}
 
 // noteGraphics notes what a container that draws lacks: slim images have no libraries of X11, and
 // the node of the modeset module comes with the capability display.
-func noteGraphics(root rootfs.FS, img image.Image, files driver.Files, display bool) (log verdict.Log) {
+func noteGraphics(root RootFS, img image.Image, files driver.Files, display bool) (log verdict.Log) {
 	isGLX := func(l driver.Library) bool { return strings.HasPrefix(l.Name, "libGLX_nvidia.so.") && l.Bits == 64 }
 	if img.LibC != image.GLibC || img.LibDir == "" || !slices.ContainsFunc(files.Libraries, isGLX) {
 		return log
@@ -113,7 +112,7 @@ func bundlePath(c Container, name string) string {
 // it. If the image has its own copy in another place, the file covers that copy: with two manifests
 // of the same driver, each GPU would be listed twice. Further copies in the image cannot be
 // removed, and mounting over one would list the GPU once more.
-func dataDest(d driver.File, root rootfs.FS, img image.Image, log *verdict.Log) string {
+func dataDest(d driver.File, root RootFS, img image.Image, log *verdict.Log) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(XorgModules(img), d.Dest)
 	}

@@ -8,14 +8,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
 // findableByLoader decides how the image's dynamic loader finds the driver: by files written in the
 // image. If the image is not writable, a generated cache is mounted over its own. ldconfig cannot
 // run in such an image, so it does no harm that the mounted file cannot be replaced.
-func findableByLoader(c Container, root rootfs.FS, img image.Image, files driver.Files) (ch Changes) {
+func findableByLoader(c Container, root RootFS, img image.Image, files driver.Files) (ch Changes) {
 	entries, dirs := LoaderEntries(files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {

@@ -8,7 +8,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
@@ -47,7 +46,7 @@ func checkIsolation(c Container) error {
 
 // CheckProc refuses a container whose mask would be on a procfs that is not its own: with
 // rootfsPropagation "shared", a mask on a bind of the host's procfs would appear on the host.
-func CheckProc(root rootfs.FS, masked bool) error {
+func CheckProc(root RootFS, masked bool) error {
 	if masked && !root.OwnProc {
 		return verdict.Invalid("the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
@@ -22,7 +21,7 @@ import (
 // Files decides how the driver's files and the nodes get into the container: the view, links and
 // mounts outside it, the loader's files, and the edits of config.json. compatDriver is the version
 // that the image's forward compatibility package is compared with.
-func Files(c Container, root rootfs.FS, g Given, compatDriver string) (Changes, error) {
+func Files(c Container, root RootFS, g Given, compatDriver string) (Changes, error) {
 	if err := root.CheckNodes(g.Nodes); err != nil {
 		return Changes{}, verdict.Invalid("%w", err)
 	}
@@ -65,7 +64,7 @@ const hidden = "hidden"
 
 // inspect finds the C library and the forward compatibility package of the image, which is used for
 // containers with the capability compute. The loader finds that package only through its cache.
-func inspect(compatDriver string, root rootfs.FS, compute bool) (img image.Image, ch Changes) {
+func inspect(compatDriver string, root RootFS, compute bool) (img image.Image, ch Changes) {
 	img = root.Inspect(compatDriver)
 	ch.Linker = Linker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
@@ -101,7 +100,7 @@ func inspect(compatDriver string, root rootfs.FS, compute bool) (img image.Image
 
 // checkViewDir refuses a container if its own mounts or its image occupy the view's mount point, or
 // if that cannot be created. It returns the path of the mount point in the image.
-func checkViewDir(root rootfs.FS, reason string) (string, error) {
+func checkViewDir(root RootFS, reason string) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
 		return "", verdict.Invalid("%w", err)
@@ -111,8 +110,8 @@ func checkViewDir(root rootfs.FS, reason string) (string, error) {
 		return "", verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", ViewDir, request.Quote(at))
 	}
 	for _, v := range root.Volumes {
-		over := func(name string) bool { return rootfs.IsBelow(name, v.At) }
-		if slices.ContainsFunc(way, over) || rootfs.IsBelow(v.At, at) {
+		over := func(name string) bool { return IsBelow(name, v.At) }
+		if slices.ContainsFunc(way, over) || IsBelow(v.At, at) {
 			return "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
 		}
 	}
@@ -127,7 +126,7 @@ func checkViewDir(root rootfs.FS, reason string) (string, error) {
 
 // filesBeside lists the files that the container also finds outside the view: with every, all
 // libraries.
-func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool, log *verdict.Log) []Bind {
+func filesBeside(root RootFS, img image.Image, files driver.Files, every bool, log *verdict.Log) []Bind {
 	list := Beside(files, img, every)
 	for _, d := range files.Data {
 		switch dest := dataDest(d, root, img, log); {
@@ -145,7 +144,7 @@ func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool
 // image has nothing there, otherwise by a bind mount. A link is cheaper: runc needs many system
 // calls to create the mount point of a bind. own is the path of the view in the image; an earlier
 // container's link into it is replaced. viewRoot is its path on the host.
-func place(root rootfs.FS, own, viewRoot string, files []Bind) (ch Changes, err error) {
+func place(root RootFS, own, viewRoot string, files []Bind) (ch Changes, err error) {
 	linkable := true
 	for _, f := range files {
 		at, free, err := freePlace(root, f.Destination, &ch.Log)
@@ -179,18 +178,6 @@ func (ch *Changes) mountFile(f Bind, viewRoot string) {
 	ch.Mounts = append(ch.Mounts, Mount{f.Source, f.Destination, fileOptions, f.Made || f.Name != ""})
 }
 
-// ReadMounts reads the container's own mounts over its image. It skips mounts that an earlier
-// injection into the same configuration added, and those for which removed, if any, returns true.
-func ReadMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (rootfs.FS, error) {
-	root, err := rootfs.Read(img, c.Bundle.Dir, c.Bundle.Spec.Mounts, func(m specs.Mount) bool {
-		return isOwnMount(c, m) || removed != nil && removed(m)
-	})
-	if err != nil {
-		return root, verdict.Invalid("%w", err)
-	}
-	return root, nil
-}
-
 // isOwnMount reports whether an earlier injection into the same configuration added a mount.
 func isOwnMount(c Container, m specs.Mount) bool {
 	return strings.HasPrefix(m.Source, path.Join(c.Host.StateDir, "view")+"/") ||
@@ -200,7 +187,7 @@ func isOwnMount(c Container, m specs.Mount) bool {
 // freePlace returns where in the image a link dest would be created, and whether something can be
 // put there. Nothing may be created in one of the container's own volumes or in a directory of the
 // host; the loader finds the driver without it.
-func freePlace(r rootfs.FS, dest string, log *verdict.Log) (at string, free bool, err error) {
+func freePlace(r RootFS, dest string, log *verdict.Log) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
 		return "", false, verdict.Invalid("%w", err)
@@ -227,7 +214,7 @@ func freePlace(r rootfs.FS, dest string, log *verdict.Log) (at string, free bool
 // Each path in the image gets one mount, even if several names lead to it, and none if the
 // container has its own mount there. A socket that is not as expected is not mounted, and the plan
 // says so.
-func mountSockets(c Container, root rootfs.FS, g Given) (ch Changes, err error) {
+func mountSockets(c Container, root RootFS, g Given) (ch Changes, err error) {
 	var taken []string
 	for _, d := range sockets.Daemons {
 		if !slices.Contains(c.Settings.Sockets, d.Name) || !g.Request.Has(d.Capability) {

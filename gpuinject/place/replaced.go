@@ -12,7 +12,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 )
 
@@ -49,7 +48,7 @@ func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Chan
 // driver, with the destination and options that nvidia-ctk writes, or request.VoidMount. A user's own mount of the same
 // file has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
-	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !rootfs.IsBind(m) {
+	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !IsBind(m) {
 		return false
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
@@ -65,7 +64,7 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 // isDriverDir reports whether a read-only mount at ViewDir is this host's directory of the driver, as
 // GKE's device plugin mounts it into every container that has a GPU. The view takes its place.
 func isDriverDir(files driver.Files, m specs.Mount) bool {
-	if path.Clean(m.Destination) != ViewDir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !rootfs.IsBind(m) {
+	if path.Clean(m.Destination) != ViewDir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !IsBind(m) {
 		return false
 	}
 	source, err := os.Stat(m.Source)

@@ -1,4 +1,4 @@
-package rootfs
+package place
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // Volume is one of the container's own mounts that outlives the container. At is its path in the
@@ -20,8 +21,8 @@ type Volume struct {
 	At string
 }
 
-// FS is the image of a container, and the container's own mounts over it.
-type FS struct {
+// RootFS is the image of a container, and the container's own mounts over it.
+type RootFS struct {
 	*image.Root
 	// Volumes are binds, and file systems of all types but ephemeralTypes. Nothing is ever created
 	// in them (T53).
@@ -37,26 +38,27 @@ type FS struct {
 // ephemeralTypes are the types of mounts that end with the container.
 var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
 
-// Read resolves each of the container's own mounts in its image once. It skips volumes for which
-// removed returns true. Relative sources are below the bundle's directory.
-func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(specs.Mount) bool) (FS, error) {
-	r := FS{Root: img}
+// ReadMounts resolves each of the container's own mounts in its image once. It skips volumes that an
+// earlier injection into the same configuration added, and those for which removed, if any, returns
+// true.
+func ReadMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (RootFS, error) {
+	r := RootFS{Root: img}
 	seen := map[string]int{}
-	for _, m := range mounts {
+	for _, m := range c.Bundle.Spec.Mounts {
 		at, err := r.Target(m.Destination)
 		if err != nil {
-			return r, fmt.Errorf("the mount at %s: %w", request.Quote(m.Destination), err)
+			return r, verdict.Invalid("the mount at %s: %w", request.Quote(m.Destination), err)
 		}
 		if IsBelow("/proc", at) {
 			r.OwnProc = at == "/proc" && m.Type == "proc" && !IsBind(m)
 		}
 		lasting := IsBind(m) || !slices.Contains(ephemeralTypes, m.Type)
-		if lasting && removed(m) {
+		if lasting && (isOwnMount(c, m) || removed != nil && removed(m)) {
 			continue
 		}
 		if lasting {
-			if err := r.checkLinks(bundle, m, at, seen); err != nil {
-				return r, err
+			if err := r.checkLinks(c.Bundle.Dir, m, at, seen); err != nil {
+				return r, verdict.Invalid("%w", err)
 			}
 			seen[at] = len(r.Volumes)
 			r.Volumes = append(r.Volumes, Volume{m, at})
@@ -73,7 +75,7 @@ func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(spe
 //
 // A volume hides those that were mounted below it before. So a path leads into the volume above it
 // that was mounted last; the way to that one was checked when it was read.
-func (r FS) checkLinks(bundle string, m specs.Mount, at string, seen map[string]int) error {
+func (r RootFS) checkLinks(bundle string, m specs.Mount, at string, seen map[string]int) error {
 	last := -1
 	for i, c := range at {
 		if n, ok := seen[at[:i]]; ok && c == '/' {
@@ -102,7 +104,7 @@ func (r FS) checkLinks(bundle string, m specs.Mount, at string, seen map[string]
 
 // CheckNodes refuses a volume in which runc would create a device node on the host's disk. The
 // host's own directory already has the node, and runc creates none below a bind at /dev.
-func (r FS) CheckNodes(nodes []device.Node) error {
+func (r RootFS) CheckNodes(nodes []device.Node) error {
 	for _, volume := range r.Volumes {
 		for _, at := range []string{volume.At, path.Clean("/" + volume.Destination)} {
 			for _, n := range nodes {
@@ -117,7 +119,7 @@ func (r FS) CheckNodes(nodes []device.Node) error {
 }
 
 // Covering returns the first volume at or above one of these paths of the image.
-func (r FS) Covering(places ...string) (specs.Mount, bool) {
+func (r RootFS) Covering(places ...string) (specs.Mount, bool) {
 	for _, volume := range r.Volumes {
 		if slices.ContainsFunc(places, func(at string) bool { return IsBelow(at, volume.At) }) {
 			return volume.Mount, true
@@ -127,7 +129,7 @@ func (r FS) Covering(places ...string) (specs.Mount, bool) {
 }
 
 // Hides reports whether an ephemeral mount hides what the image has at a path.
-func (r FS) Hides(at string) bool {
+func (r RootFS) Hides(at string) bool {
 	return slices.ContainsFunc(r.ephemeral, func(dir string) bool { return IsBelow(at, dir) })
 }
 
@@ -138,7 +140,7 @@ func IsBelow(name, dir string) bool {
 
 // CacheMountPoint returns where the loader's cache can be mounted, or "": runc follows a link with
 // that name, which must not lead to a volume, another file system or the host.
-func (r FS) CacheMountPoint() string {
+func (r RootFS) CacheMountPoint() string {
 	at, err := r.Place(image.CachePath)
 	if err == nil && r.Hides(at) {
 		return at
