@@ -5,9 +5,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
@@ -73,12 +71,7 @@ func Mask(c Container, driverVersion string, gpus []device.GPU, set device.Set, 
 	for _, right := range rights {
 		ch.Proc.Capabilities = append(ch.Proc.Capabilities, right.File)
 	}
-	var more []string
-	for _, name := range classes {
-		class, _ := devnode.ByName(name)
-		more = append(more, class.Mask...)
-	}
-	if ch.Mask, err = procmask.Files(c.Host.ProcRoot, ch.Proc.GPUs, rights, more); err != nil {
+	if ch.Mask, err = maskFiles(c.Host.ProcRoot, ch.Proc.GPUs, rights, classes); err != nil {
 		return ch, verdict.Precondition("%w", err)
 	}
 	return ch, nil

@@ -506,7 +506,7 @@ var guards = []guard{
 	{"mask: if the host's root is mapped", "gpuinject/place/mask.go",
 		"&& !mapsHostRoot(linux.UIDMappings)", "",
 		"gpuinject TestWhoGetsTheMask"},
-	{"mask: ModifyDeviceFiles", "gpuinject/procmask/files.go",
+	{"mask: ModifyDeviceFiles", "gpuinject/place/maskfiles.go",
 		`"ModifyDeviceFiles: 0"`, `""`,
 		"gpuinject TestWhoGetsTheMask"},
 	{"mask: without a request", "gpuinject/container.go",

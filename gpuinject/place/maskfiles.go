@@ -1,4 +1,4 @@
-package procmask
+package place
 
 import (
 	"bytes"
@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
 // shown is a file below /proc/driver that the mask shows as the host has it.
@@ -20,9 +22,9 @@ type shown struct {
 	line string
 }
 
-// Files returns the files of a mask that shows GPUs, by their bus ids, and the rights of MIG, and
-// those of more that the host has.
-func Files(procRoot string, gpus []string, rights []device.Capability, more []string) (list []File, err error) {
+// maskFiles returns the files of a mask that shows GPUs, by their bus ids, the rights of MIG, and what
+// goes with other classes of devices.
+func maskFiles(procRoot string, gpus []string, rights []device.Capability, classes []string) (list []procmask.File, err error) {
 	// ModifyDeviceFiles lets NVIDIA's libraries make device nodes by themselves, and is 1 if it is
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of
 	// its own, DeviceFileModify.
@@ -37,8 +39,11 @@ func Files(procRoot string, gpus []string, rights []device.Capability, more []st
 		// NVIDIA's device plugin looks them up in this table, where the names lack "mig/".
 		minors = fmt.Appendf(minors, "%s %d\n", strings.Replace(right.File, "mig/", "", 1), right.Minor)
 	}
-	for _, name := range more {
-		files = append(files, shown{name: name, optional: true})
+	for _, name := range classes {
+		class, _ := devnode.ByName(name)
+		for _, file := range class.Mask {
+			files = append(files, shown{name: file, optional: true})
+		}
 	}
 	for _, f := range files {
 		data, err := device.ReadFile(filepath.Join(procRoot, "driver", f.name))
@@ -51,10 +56,10 @@ func Files(procRoot string, gpus []string, rights []device.Capability, more []st
 		} else if absent {
 			continue
 		}
-		list = append(list, File{Path: f.name, Data: data})
+		list = append(list, procmask.File{Path: f.name, Data: data})
 	}
 	if len(minors) > 0 {
-		list = append(list, File{Path: "nvidia-caps/mig-minors", Data: minors})
+		list = append(list, procmask.File{Path: "nvidia-caps/mig-minors", Data: minors})
 	}
 	return list, nil
 }

@@ -1,4 +1,4 @@
-package procmask
+package place
 
 import "testing"
 
