@@ -84,7 +84,7 @@ func hasNode(c Container, n device.Node) bool {
 
 // keptClasses returns the nodes of other device classes that CDI added to the specification. Their
 // files are already mounted.
-func keptClasses(c Container, h host.Host) (ch Nodes) {
+func keptClasses(c Container, h host.Host) (kept Nodes) {
 	for _, class := range devnode.Classes {
 		if !class.InCDI {
 			continue
@@ -93,8 +93,8 @@ func keptClasses(c Container, h host.Host) (ch Nodes) {
 		others, _ := h.ClassNodes(class.Name, nil)
 		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
 		if len(others) > 0 {
-			ch.addClass(class, others, "CDI put its nodes into the specification")
+			kept.addClass(class, others, "CDI put its nodes into the specification")
 		}
 	}
-	return ch
+	return kept
 }

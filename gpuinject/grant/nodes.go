@@ -27,28 +27,29 @@ type Nodes struct {
 // Nodes decides which device nodes the container gets: those of its GPUs and those of other
 // device classes. A class that it may not have is ignored, and the plan says so: an image that asks
 // for more than its pod was allocated still starts with its GPUs.
-func (g Grant) Nodes(c Container, h host.Host, files driver.Files) (ch Nodes, err error) {
-	nodes, err := h.Nodes(g.Set, g.Request.Capabilities, files)
+func (g Grant) Nodes(c Container, h host.Host, files driver.Files) (n Nodes, err error) {
+	ofGPUs, err := h.Nodes(g.Set, g.Request.Capabilities, files)
 	if err != nil {
-		return ch, verdict.Precondition("%w", err)
+		return n, verdict.Precondition("%w", err)
 	}
 	if c.Input.EditedByCDI {
-		ch = keptClasses(c, h)
+		n = keptClasses(c, h)
 	}
 	if g.Request.ChannelsIgnored {
-		ch.Ignore(devnode.IMEX, "policy.ignore-imex-channels is true")
+		n.Ignore(devnode.IMEX, "policy.ignore-imex-channels is true")
 	}
 	for _, name := range g.Request.Classes {
 		class, _ := devnode.ByName(name)
-		if err := ch.chooseClass(c, h, g, class); err != nil {
-			ch.List = nil
-			return ch, err
+		if err := n.chooseClass(c, h, g, class); err != nil {
+			n.List = nil
+			return n, err
 		}
 	}
-	ch.List = append(nodes, ch.List...)
-	return ch, nil
+	n.List = append(ofGPUs, n.List...)
+	return n, nil
 }
 
+// chooseClass adds the nodes of a class that the container may have.
 func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, kind devnode.Class) error {
 	r, who, class := g.Request, c.Input.Container, kind.Name
 	var channels []int
@@ -89,13 +90,13 @@ func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, kind devnode.Clas
 }
 
 // addClass adds the nodes of a class, and the reason why the container gets them.
-func (ch *Nodes) addClass(class devnode.Class, nodes []device.Node, reason string) {
-	ch.Decide(class.Name, "given", "%s", reason)
-	ch.Classes = append(ch.Classes, class.Name)
-	ch.List = append(ch.List, nodes...)
+func (n *Nodes) addClass(class devnode.Class, nodes []device.Node, reason string) {
+	n.Decide(class.Name, "given", "%s", reason)
+	n.Classes = append(n.Classes, class.Name)
+	n.List = append(n.List, nodes...)
 	if class.Numbered {
-		for _, n := range nodes {
-			ch.IMEX = append(ch.IMEX, int(n.Minor))
+		for _, node := range nodes {
+			n.IMEX = append(n.IMEX, int(node.Minor))
 		}
 	}
 }

@@ -15,12 +15,12 @@ import (
 // with an error, it contains the decisions that led to it. Add joins two.
 type Changes struct {
 	verdict.Log
-	// Nodes are device nodes of other classes and GPUs, Groups those to which nodes belong that only
-	// a group may open. IMEX are the numbers of the IMEX channels among the nodes.
+	// Nodes are the device nodes of GPUs and of the other Classes, IMEX the numbers of the IMEX
+	// channels among them. Groups own nodes that only a group may open.
 	Nodes   []device.Node
-	Groups  []uint32
 	Classes []string
 	IMEX    []int
+	Groups  []uint32
 	// View holds the driver's files, nil if the container gets none.
 	View   *View
 	Mounts []Mount
@@ -37,7 +37,7 @@ type Changes struct {
 	// /dev/dri/by-path, by name.
 	BundleFiles []image.File
 	ByPath      map[string]string
-	// Edits are the changes to config.json. Mounts are added to them.
+	// Edits are the changes to config.json besides Mounts.
 	Edits        bundle.Edits
 	RemovedHooks []string
 	// Mask are the files of the mask over /proc/driver, Proc what they show.
@@ -45,7 +45,7 @@ type Changes struct {
 	Mask []procmask.File
 }
 
-// Mount is a mount that the container gets.
+// Mount is a bind mount that the container gets.
 type Mount struct {
 	Source      string   `json:"source"`
 	Destination string   `json:"destination"`
