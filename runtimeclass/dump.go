@@ -18,13 +18,46 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// This file compares what a containerd says it will run before and after a change. Releases differ
-// in which sections of a file they read, and whether they merge files before they migrate them: a
-// correct table in the wrong section takes other runtimes away without a word.
+// This file asks a daemon's program for its version, and containerd for what it will run: before and
+// after a change, which are compared. Releases differ in which sections of a file they read, and
+// whether they merge files before they migrate them: a correct table in the wrong section takes other
+// runtimes away without a word.
 
 // ErrNothingChanged is the error of Apply if the daemon would read another configuration than
 // planned: the changes were not made, or were taken back.
 var ErrNothingChanged = errors.New("nothing is changed")
+
+// DaemonVersion asks a program of a daemon of this host for its version, as Command does. The version
+// is unknown if the program is "".
+func DaemonVersion(ctx context.Context, program string) (semver.Version, error) {
+	if program == "" {
+		return semver.Version{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	cmd, err := Command(ctx, program, "--version")
+	if err != nil {
+		return semver.Version{}, err
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return semver.Version{}, fmt.Errorf("%s --version: %w: %.256q", program, err, out)
+	}
+	return semver.Parse(string(out))
+}
+
+// Command returns a command of a program of this host, or an error if users other than root can
+// replace the program.
+func Command(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
+	real, err := trusted.Program(program)
+	if err != nil {
+		return nil, fmt.Errorf("not executed: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, real, args...)
+	cmd.Args[0] = program // the programs of k3s are links to one
+	cmd.WaitDelay = time.Second
+	return cmd, nil
+}
 
 // dumpFile returns the configuration to compare, or "": only containerd has such a command, and a
 // change of a template is seen only after the distribution's next start.
@@ -72,38 +105,6 @@ func (p Plan) applyCompared(file string) error {
 		return fmt.Errorf("%w; the changes could not be taken back: %w", err, undone)
 	}
 	return fmt.Errorf("%w: with %s %w", ErrNothingChanged, strings.Join(p.changing(hosttree.DaemonConfig), ", "), err)
-}
-
-// DaemonVersion asks a program of a daemon of this host for its version, as Command does. The version
-// is unknown if the program is "".
-func DaemonVersion(ctx context.Context, program string) (semver.Version, error) {
-	if program == "" {
-		return semver.Version{}, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	cmd, err := Command(ctx, program, "--version")
-	if err != nil {
-		return semver.Version{}, err
-	}
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return semver.Version{}, fmt.Errorf("%s --version: %w: %.256q", program, err, out)
-	}
-	return semver.Parse(string(out))
-}
-
-// Command returns a command of a program of this host, or an error if users other than root can
-// replace the program.
-func Command(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
-	real, err := trusted.Program(program)
-	if err != nil {
-		return nil, fmt.Errorf("not executed: %w", err)
-	}
-	cmd := exec.CommandContext(ctx, real, args...)
-	cmd.Args[0] = program // the programs of k3s are links to one
-	cmd.WaitDelay = time.Second
-	return cmd, nil
 }
 
 // dumped is the configuration that containerd would start with, in its own words.
