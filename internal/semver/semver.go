@@ -22,13 +22,11 @@ type Version struct {
 
 // Compiled on first use: a start of the shim needs neither.
 var (
-	versionText = lazy(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?([-~+._][-~+._0-9A-Za-z]*)?(?:[\s,]|$)`)
-	preRelease  = lazy(`^[-~](rc|beta|alpha)\.?(\d*)`)
+	versionText = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?([-~+._][-~+._0-9A-Za-z]*)?(?:[\s,]|$)`)
+	})
+	preRelease = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[-~](rc|beta|alpha)\.?(\d*)`) })
 )
-
-func lazy(pattern string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
-}
 
 // Parse reads the first version in a program's --version output. A missing patch number is 0.
 func Parse(output string) (Version, error) {
