@@ -121,6 +121,7 @@ func TestCheckpointsNeedTheFixes(t *testing.T) {
 		{CheckRuntime, "runc version 1.5.2\nspec: 1.3.0", false},
 		{CheckRuntime, "runc version 1.5.3-rc.1", false},
 		{CheckRuntime, "runc version 1.5.3~rc1+ds1", false},
+		{CheckRuntime, "runc version 1.5.3.rc1", false},
 		{CheckRuntime, "runc version 1.5.10", true},
 		{CheckRuntime, "runc version 1.4.4", true},
 		{CheckRuntime, "runc version 1.4.3", false},

@@ -25,7 +25,7 @@ var (
 	versionText = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?([-~+._][-~+._0-9A-Za-z]*)?(?:[\s,]|$)`)
 	})
-	preRelease = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[-~](rc|beta|alpha)\.?(\d*)`) })
+	preRelease = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[-~.](rc|beta|alpha)\.?(\d*)`) })
 )
 
 // Parse reads the first version in a program's --version output. A missing patch number is 0.
