@@ -68,15 +68,13 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	}
 	k := node.Keeper{Installer: i, Planner: planner(c), Config: c.String("config"), CDIFile: cdiFile, Uninstall: c.Bool("uninstall")}
 	k.Settings, k.FromToolkit, k.Installer.Toolkit = c.String("settings"), c.Bool("from-toolkit"), nil
-	if name := c.String("node-name"); name != "" {
-		n, err := kubeapi.InCluster(name, account)
-		if err != nil {
-			return usage(fmt.Errorf("--node-name: %w", err))
-		}
-		k.API = &n
-	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
+	if name := c.String("node-name"); name != "" {
+		if k.API, err = kubeapi.Follow(ctx, name, account); err != nil {
+			return usage(fmt.Errorf("--node-name: %w", err))
+		}
+	}
 	// The image has no C library, so the installed program asks NVML.
 	askingProgram = filepath.Join(i.Registration.BinDir, runtimeclass.CtlName)
 	failed, err := serveReady(ctx, c.Uint16("ready-port"), &k)

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,7 +33,9 @@ func newNodeTree(t *testing.T, bin string) *nodeTree {
 	n := &nodeTree{Tree: simhost.NewTree(t)}
 	const account = "/run/secrets/kubernetes.io/serviceaccount"
 	n.Type(t, os.Environ(), "mount -t tmpfs tmpfs /run && mkdir -p "+account+" /usr/local/sbin /var/lib/rancher "+bin)
-	n.api = simhost.NewNodeAPI(t, n.Root+account)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	simtest.Check(t, err)
+	n.api = simhost.NewNodeAPI(t, n.Root+account, listener)
 	d := simtest.New(t, sim.Options{GPUs: 2})
 	n.env = append(slices.Clone(n.api.Env), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_SHIM_CONFIG="+d.ConfigPath)
 	tools, err := testenv.ToolsDir()

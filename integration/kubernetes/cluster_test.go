@@ -241,7 +241,17 @@ func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380"); err != nil {
 		return err
 	}
-	if err := c.add(life, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=127.0.0.1",
+	policy := filepath.Join(c.dir, "audit.yaml")
+	if err := os.WriteFile(policy, []byte(`apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, resources: [{group: "", resources: [nodes]}]}
+- {level: None}
+`), 0o600); err != nil {
+		return err
+	}
+	if err := c.add(life, "kube-apiserver", "--audit-policy-file="+policy, "--audit-log-path="+c.auditLog(), "--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=127.0.0.1",
 		"--advertise-address="+nodeIP, "--endpoint-reconciler-type=none", "--cert-dir="+filepath.Join(c.dir, "apiserver"),
 		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--allow-privileged=true",
 		// The controller manager, which would make service accounts and remove the taint of a new
@@ -267,6 +277,9 @@ clientConnection: {kubeconfig: %q}
 	}
 	return c.add(life, "kube-scheduler", "--config="+config, "--secure-port=0")
 }
+
+// auditLog has a line for each stage of a request for nodes.
+func (c *cluster) auditLog() string { return filepath.Join(c.dir, "audit.log") }
 
 func (c *cluster) kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 

@@ -276,3 +276,7 @@ func TestDynamicResourceAllocation(t *testing.T) {
 		t.Errorf("GPUs of the claims, before the restart and after: %v", given)
 	}
 }
+
+func (d *dra) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}

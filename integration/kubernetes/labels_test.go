@@ -1,38 +1,76 @@
 package kubernetes
 
 import (
-	"net/http"
+	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 )
 
-// The labels of a node, as nvidia-shimctl node reads and writes them.
-func TestLabelsOfANode(t *testing.T) {
-	c, account := shared, t.TempDir()
-	certificate, err := os.ReadFile(filepath.Join(c.dir, "apiserver/apiserver.crt"))
+// account writes the files of a service account, for the API server of the tests.
+func account(t *testing.T, token string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	certificate, err := os.ReadFile(filepath.Join(shared.dir, "apiserver/apiserver.crt"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	write := func(name, text string) {
-		if err := os.WriteFile(filepath.Join(account, name), []byte(text), 0o600); err != nil {
+	for name, text := range map[string]string{"ca.crt": string(certificate), "token": token + "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("ca.crt", string(certificate))
-	write("token", c.token+"\n")
 	t.Setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "6443")
-	node, err := kubeapi.InCluster(nodeName, account)
+	return dir
+}
+
+// requests counts the requests for nodes of package kubeapi in this process, by their verb.
+func (c *cluster) requests(t *testing.T) map[string]int {
+	t.Helper()
+	log, err := os.ReadFile(c.auditLog())
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, err := node.Labels(t.Context())
-	if err != nil || before["kubernetes.io/hostname"] != nodeName {
-		t.Fatalf("%v, %v", before, err)
+	count := map[string]int{}
+	for line := range strings.Lines(string(log)) {
+		var event struct{ Stage, Verb, UserAgent, RequestURI string }
+		if err := json.Unmarshal([]byte(line), &event); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		begun := event.Stage == "ResponseComplete" && event.Verb != "watch" || event.Stage == "ResponseStarted"
+		if begun && strings.HasPrefix(event.UserAgent, filepath.Base(os.Args[0])+"/") {
+			count[event.Verb]++
+		}
+	}
+	return count
+}
+
+// The labels of a node, as nvidia-shimctl node follows and changes them: by one watch and the
+// changes, however often it asks.
+func TestLabelsOfANode(t *testing.T) {
+	c := shared
+	asked := c.requests(t)
+	node, err := kubeapi.Follow(t.Context(), nodeName, account(t, c.token))
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := func() map[string]string {
+		t.Helper()
+		now, err := node.Labels(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now
+	}
+	before := maps.Clone(labels())
+	if before["kubernetes.io/hostname"] != nodeName {
+		t.Fatalf("%v", before)
 	}
 	for _, step := range []struct {
 		set  map[string]any
@@ -45,32 +83,62 @@ func TestLabelsOfANode(t *testing.T) {
 		if err := node.SetLabels(t.Context(), step.set); err != nil {
 			t.Fatal(err)
 		}
-		now, err := node.Labels(t.Context())
-		if got := now["nvidia-shim.io/ready"] + " " + now["nvidia-shim.io/version"]; err != nil || got != step.want {
-			t.Errorf("after %v: %q, %v", step.set, got, err)
+		for range 100 {
+			now := labels()
+			if got := now["nvidia-shim.io/ready"] + " " + now["nvidia-shim.io/version"]; got != step.want {
+				t.Fatalf("after %v: %q", step.set, got)
+			}
 		}
 	}
-	if after, err := node.Labels(t.Context()); err != nil || len(after) != len(before) {
-		t.Errorf("labels before: %v; after: %v, %v", before, after, err)
+	if after := labels(); !maps.Equal(before, after) {
+		t.Errorf("labels before: %v; after: %v", before, after)
 	}
-	if err := node.SetLabels(t.Context(), map[string]any{"nvidia-shim.io/ready": "not a label"}); err == nil || !strings.Contains(err.Error(), "422") {
+	remove := func(value string) {
+		body := `{"metadata":{"labels":{"nvidia-shim.io/remove":` + value + `}}}`
+		if err := c.send("PATCH", "/api/v1/nodes/"+nodeName, "application/merge-patch+json", []byte(body), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove(`"true"`)
+	testenv.Await(t, "a change of another client", func() bool { return labels()["nvidia-shim.io/remove"] == "true" })
+	remove("null")
+	testenv.Await(t, "its removal", func() bool { _, is := labels()["nvidia-shim.io/remove"]; return !is })
+	if err := node.SetLabels(t.Context(), map[string]any{"nvidia-shim.io/ready": "not a label"}); err == nil || !strings.Contains(err.Error(), "Invalid value") {
 		t.Errorf("a value that is none: %v", err)
 	}
-	missing, err := kubeapi.InCluster("another", account)
-	if err == nil {
-		_, err = missing.Labels(t.Context())
+	now := c.requests(t)
+	for verb, n := range asked {
+		now[verb] -= n
 	}
-	if err == nil || !strings.Contains(err.Error(), http.StatusText(http.StatusNotFound)) {
-		t.Errorf("a node that is not there: %v", err)
+	// An API server that cannot begin a watch with what there is has a list first.
+	maps.DeleteFunc(now, func(verb string, n int) bool { return n == 0 || verb == "list" && n == 1 })
+	if want := map[string]int{"watch": 1, "patch": 4}; !maps.Equal(now, want) {
+		t.Errorf("requests: %v, want %v", now, want)
 	}
-	// The kubelet replaces the files while the process runs.
-	write("token", "another")
-	if _, err := node.Labels(t.Context()); err == nil || !strings.Contains(err.Error(), "401") {
-		t.Errorf("a token that is none: %v", err)
+}
+
+func TestLabelsThatCannotBeRead(t *testing.T) {
+	for _, c := range []struct{ name, node, token, want string }{
+		{"a node that is not there", "another", shared.token, `the cluster has no node "another"`},
+		{"a token that is none", nodeName, "another", `watch node "` + nodeName + `": Unauthorized`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			node, err := kubeapi.Follow(t.Context(), c.node, account(t, c.token))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := node.Labels(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
 	}
-	write("token", c.token)
-	write("ca.crt", "")
-	if _, err := node.Labels(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("an unknown certificate: %v", err)
-	}
+	t.Run("another certificate", func(t *testing.T) {
+		dir := account(t, shared.token)
+		if err := writeKey(filepath.Join(dir, "ca.crt")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kubeapi.Follow(t.Context(), nodeName, dir); err == nil {
+			t.Error("it is believed")
+		}
+	})
 }

@@ -8,11 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -206,7 +209,7 @@ func (m *machine) boot(t *testing.T, tree, mounts string) {
 		Name: "systemd", Argv: []string{"unshare", "--cgroup", "/bin/sh", "-c", bootScript, "sh", m.dir, tree, testenv.ShimDir(), mounts},
 		Dir: "/", Env: []string{"container=other", "PATH=" + systemPath}, Log: filepath.Join(m.dir, "boot.log"),
 		Attributes: syscall.SysProcAttr{
-			Cloneflags:  syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
+			Cloneflags:  syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET,
 			UseCgroupFD: true, CgroupFD: int(cgroup.Fd()),
 		},
 		End: syscall.SIGKILL, // and with it every process of the machine
@@ -222,6 +225,24 @@ func (m *machine) boot(t *testing.T, tree, mounts string) {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", m.systemd.PID()))
 		return string(comm) == "systemd\n"
 	})
+}
+
+// inNetwork calls fn in the machine's network: a socket that it makes stays there.
+func (m *machine) inNetwork(fn func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with this goroutine
+		network, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", m.systemd.PID()))
+		if err == nil {
+			defer network.Close()
+			err = unix.Setns(int(network.Fd()), unix.CLONE_NEWNET)
+		}
+		if err == nil {
+			err = fn()
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 // masked are the units of Debian that have nothing to do here.

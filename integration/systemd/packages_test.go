@@ -1,7 +1,9 @@
 package systemd
 
 import (
+	"context"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -149,18 +151,22 @@ func (m *machine) useShim(t *testing.T, config string) {
 	// The state directory is not below /run here.
 	m.run(t, "sh", "-c", "mkdir -p /run/systemd/system/"+serveUnit+".d && printf '[Service]\\nReadWritePaths="+inDriver+"\\n' >/run/systemd/system/"+serveUnit+".d/state.conf && systemctl daemon-reload")
 	m.run(t, "systemctl", "enable", "--now", serveUnit)
-	simhost.Want(t, metricsOf(t), "nvidia_shim_device_holder{", "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
+	simhost.Want(t, m.metrics(t), "nvidia_shim_device_holder{", "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
 	c.remove(t)
 }
 
-// serveAddress is where serve listens: a machine has the host's network.
+// serveAddress is where serve listens.
 const serveAddress = "127.0.0.1:3476"
 
-// metricsOf waits for serve.
-func metricsOf(t *testing.T) (metrics string) {
+// metrics waits for serve.
+func (m *machine) metrics(t *testing.T) (metrics string) {
 	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
+		err = m.inNetwork(func() error { conn, err = net.Dial(network, address); return err })
+		return conn, err
+	}}}
 	testenv.Await(t, "serve on "+serveAddress, func() bool {
-		r, err := http.Get("http://" + serveAddress + "/metrics")
+		r, err := client.Get("http://" + serveAddress + "/metrics")
 		if err != nil {
 			return false
 		}

@@ -1,88 +1,150 @@
 package kubeapi
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
+	"sync"
 	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 )
 
 // ServiceAccount is the directory of a pod with the token of its service account and the
 // certificate of the API server.
 const ServiceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Node is a node of a cluster.
-type Node struct{ url, account string }
+// limit is how long an answer of the API server may take.
+const limit = 30 * time.Second
 
-// InCluster returns the node with this name in the cluster in which this process runs as a pod.
-func InCluster(name, account string) (Node, error) {
-	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
-	if host == "" || port == "" {
-		return Node{}, errors.New("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is not a pod")
-	}
-	u := url.URL{Scheme: "https", Host: net.JoinHostPort(host, port), Path: "/api/v1/nodes/" + url.PathEscape(name)}
-	return Node{u.String(), account}, nil
+// Node is a node of a cluster, whose labels one watch keeps up to date.
+type Node struct {
+	name   string
+	client metadata.ResourceInterface
+	synced func() bool
+	labels cache.MutationCache
+
+	mu  sync.Mutex
+	err error // of the latest request for the watch
 }
 
-// Labels returns the node's labels.
-func (n Node) Labels(ctx context.Context) (map[string]string, error) {
-	return n.do(ctx, http.MethodGet, nil)
+// Follow watches the node with this name, until ctx ends, in the cluster in which this process runs
+// as a pod. A watch that fails is tried again with growing, random delays.
+func Follow(ctx context.Context, name, account string) (*Node, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, errors.New("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is not a pod")
+	}
+	// The client reads both files again: the kubelet replaces them before they expire.
+	client, err := metadata.NewForConfig(&rest.Config{
+		Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: filepath.Join(account, "token"),
+		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(account, "ca.crt")},
+	})
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{name: name, client: client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})}
+	store, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: n.listWatch(), ObjectType: &metav1.PartialObjectMetadata{}, Handler: cache.ResourceEventHandlerFuncs{},
+	})
+	n.synced = informer.HasSynced
+	// What a change returns is newer than the watch for a moment.
+	n.labels = cache.NewIntegerResourceVersionMutationCacheWithOptions(logr.Discard(), store, cache.MutationCacheOptions{})
+	go informer.RunWithContext(klog.NewContext(ctx, logr.Discard())) // Labels returns its errors
+	return n, nil
+}
+
+func (n *Node) listWatch() cache.ListerWatcher {
+	own := fields.OneTermEqualSelector(metav1.ObjectNameField, n.name).String()
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = own
+			list, err := n.client.List(ctx, o)
+			n.note(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = own
+			w, err := n.client.Watch(ctx, o)
+			// An API server that cannot begin a watch with what there is gets a List instead.
+			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) {
+				n.note(err)
+			}
+			return w, err
+		},
+	}
+}
+
+func (n *Node) note(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.err = err
+}
+
+// Labels returns the node's labels, which the caller does not change. It asks nothing: it fails if
+// the watch does.
+func (n *Node) Labels(ctx context.Context) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		synced := n.synced()
+		n.mu.Lock()
+		err := n.err
+		n.mu.Unlock()
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("watch node %q: %w", n.name, err)
+		case synced:
+			return n.known()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("watch node %q: no answer of the API server: %w", n.name, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// known returns the labels of the latest version of the node.
+func (n *Node) known() (map[string]string, error) {
+	object, ok, err := n.labels.GetByKey(n.name)
+	if err != nil {
+		return nil, err
+	}
+	node, isNode := object.(*metav1.PartialObjectMetadata)
+	if !ok || !isNode {
+		return nil, fmt.Errorf("the cluster has no node %q", n.name)
+	}
+	return node.Labels, nil
 }
 
 // SetLabels changes these labels; nil removes one.
-func (n Node) SetLabels(ctx context.Context, labels map[string]any) error {
+func (n *Node) SetLabels(ctx context.Context, labels map[string]any) error {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
-	if err == nil {
-		_, err = n.do(ctx, http.MethodPatch, body)
-	}
-	return err
-}
-
-// do makes one request and returns the node's labels. The kubelet replaces token and certificate
-// before they expire, so they are read each time.
-func (n Node) do(ctx context.Context, method string, body []byte) (map[string]string, error) {
-	token, err := os.ReadFile(filepath.Join(n.account, "token"))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	certificate, err := os.ReadFile(filepath.Join(n.account, "ca.crt"))
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(certificate)
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, n.url, bytes.NewReader(body))
+	changed, err := n.client.Patch(ctx, n.name, types.MergePatchType, body, metav1.PatchOptions{})
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("label node %q: %w", n.name, err)
 	}
-	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	req.Header.Set("Content-Type", "application/merge-patch+json")
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", method, n.url, err)
-	}
-	defer resp.Body.Close()
-	var answer struct {
-		Message  string
-		Metadata struct{ Labels map[string]string }
-	}
-	err = json.NewDecoder(io.LimitReader(resp.Body, 16<<20)).Decode(&answer)
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s %s: %s: %.256s", method, n.url, resp.Status, answer.Message)
-	}
-	return answer.Metadata.Labels, err
+	n.labels.Mutation(changed)
+	return nil
 }
