@@ -1,10 +1,10 @@
 package node
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -24,7 +24,9 @@ func TestDockersRuntimesAreChecked(t *testing.T) {
 	if got := level(); got != check.Problem {
 		t.Errorf("without the file: %q", got)
 	}
-	simtest.Root{TB: t, Dir: "/"}.Write(file, `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
+	if err := os.WriteFile(file, []byte(`{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}}}`), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if got := level(); got != check.OK {
 		t.Errorf("with a runtime: %q", got)
 	}

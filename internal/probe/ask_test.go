@@ -10,11 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-var check = simtest.Check
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // script returns a shell script in the place of nvidia-shimctl.
 func script(t *testing.T, text string) func() (string, error) {
