@@ -76,7 +76,7 @@ tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go
 demo: deps build tools ## show a GPU inside a container: the real driver where there is one, else a simulated one
 	$(GO) run ./integration/demo -bin $(BIN)
 
-# One package at a time: the integration tests look at the mount table of the whole host.
+# One package at a time: tests measure memory and processor time of what they start.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build packages tools daemons kubernetes docker ## run all tests that need no GPU (as root)
