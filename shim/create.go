@@ -36,8 +36,8 @@ const gcPercent = 200
 // GPU request is created from its bundle as containerd wrote it, except that NVIDIA's hooks are
 // removed; if the bundle has the driver's device nodes, the container gets the mask.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	s.beginCreate(r.ID)
-	defer s.endCreate(r.ID)
+	ctx, end := s.beginCreate(ctx, r.ID)
+	defer end()
 	opts, err := options.Translate(r.Options)
 	if err != nil {
 		return nil, toGRPC(err)
@@ -48,12 +48,33 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		addOutcome(c, state.Event{}, err)
 		return nil, toGRPC(err)
 	}
-	if err := setOptions(ctx, r, opts, cgroupsPath(c)); err != nil {
+	cgroup := cgroupsPath(c)
+	if err := setOptions(ctx, r, opts, cgroup); err != nil {
 		return nil, toGRPC(err)
 	}
+	var resp *taskapi.CreateTaskResponse
 	if c.Plain {
-		return s.TTRPCTaskService.Create(ctx, r)
+		resp, err = s.TTRPCTaskService.Create(ctx, r)
+	} else {
+		resp, err = s.createAsking(ctx, r, c)
 	}
+	if ctx.Err() == nil {
+		return resp, err
+	}
+	// containerd waits no longer, and has deleted what there was of the container at that time.
+	if err != nil {
+		removeCgroup(ctx, cgroup)
+		return nil, err
+	}
+	if s.destroy(ctx, r.ID) {
+		s.forget(ctx, r.ID)
+	}
+	return nil, toGRPC(ctx.Err())
+}
+
+// createAsking creates a container that asks for GPUs or has the driver's nodes, and adds the
+// outcome to the events of the host.
+func (s *Service) createAsking(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container) (*taskapi.CreateTaskResponse, error) {
 	debug.SetGCPercent(gcPercent)
 	c.Namespace, _ = namespaces.Namespace(ctx)
 	var outcome state.Event
@@ -241,8 +262,8 @@ func attachMask(mask *procmask.Mask, pid int, rootPath string) (err error) {
 	return err
 }
 
-// destroy kills and deletes a created container that must not start (invariant I8). It reports
-// whether the container is gone.
+// destroy kills and deletes a created container that must not start (invariant I8) or that no
+// client waits for. It reports whether the container is gone.
 func (s *Service) destroy(ctx context.Context, id string) bool {
 	// The request that failed may have been cancelled.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)

@@ -5,25 +5,36 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 )
 
 // Delete deletes the container and unmounts the root file system that Create mounted, as the
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	resp, err := s.deleteTask(ctx, r)
+	if r.ExecID == "" && errdefs.IsNotFound(errgrpc.ToNative(err)) {
+		s.cancelCreate(r.ID) // containerd no longer waits for it
+		return resp, err
+	}
 	if err != nil && r.ExecID == "" && s.thawStopped(ctx, r.ID) {
 		resp, err = s.deleteTask(ctx, r)
 	}
 	if err != nil || r.ExecID != "" {
 		return resp, err
 	}
-	if c := s.get(r.ID); rules[callDelete][c.state] == acts {
-		c.restoration.mask.Close()
-		unmountRootfs(ctx, c.rootfs)
-		s.remove(r.ID)
-	}
+	s.forget(ctx, r.ID)
 	s.resumeShutdown()
 	return resp, nil
+}
+
+// forget releases what Create has kept for a container that is deleted.
+func (s *Service) forget(ctx context.Context, id string) {
+	if c := s.get(id); rules[callDelete][c.state] == acts {
+		c.restoration.mask.Close()
+		unmountRootfs(ctx, c.rootfs)
+		s.remove(id)
+	}
 }
 
 // deleteTask has the embedded service delete the container or the process.

@@ -30,10 +30,12 @@ type Service struct {
 	containers map[string]gpuContainer
 	// generation is that of the last container.
 	generation uint64
-	// creating holds the ids of the containers whose Create is in progress.
-	creating map[string]bool
-	// deferred is the last Shutdown that came during the Create of another container, or nil.
+	// creating cancels each Create that is in progress, by the container's id.
+	creating map[string]context.CancelFunc
+	// deferred is the last Shutdown that came during a Create, or nil.
 	deferred *taskapi.ShutdownRequest
+	// used reports whether a Create has come.
+	used bool
 
 	// pausing is held while a container is suspended or resumed.
 	pausing sync.Mutex
@@ -79,13 +81,15 @@ func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.S
 	if err != nil {
 		return nil, err
 	}
-	return newService(embedded, events), nil
+	s := newService(embedded, events)
+	s.endUnused()
+	return s, nil
 }
 
 func newService(embedded taskapi.TTRPCTaskService, events *taskEvents) *Service {
 	return &Service{
 		TTRPCTaskService: embedded, events: events,
-		containers: map[string]gpuContainer{}, creating: map[string]bool{},
+		containers: map[string]gpuContainer{}, creating: map[string]context.CancelFunc{},
 	}
 }
 

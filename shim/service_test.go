@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -425,7 +426,7 @@ func TestCreateOpensTheConfigurationOnce(t *testing.T) {
 }
 
 // containerd sends Shutdown once, after the Delete of a pod's sandbox, maybe while a container of the
-// pod is created. A daemon that gives up on a Create calls Shutdown for the same container.
+// pod is created.
 func TestShutdownDuringACreate(t *testing.T) {
 	for _, tc := range []struct {
 		shutdown      string
@@ -434,7 +435,7 @@ func TestShutdownDuringACreate(t *testing.T) {
 	}{
 		{"sandbox", errors.New("runc create failed"), []string{"create"}, []string{"create", "shutdown"}},
 		{"sandbox", nil, []string{"create"}, []string{"create", "shutdown"}},
-		{"created", nil, []string{"create", "shutdown"}, []string{"create", "shutdown"}},
+		{"created", nil, []string{"create", "kill", "delete"}, []string{"create", "kill", "delete", "shutdown"}},
 	} {
 		dir := plainBundle(t, "{}")
 		synctest.Test(t, func(t *testing.T) {
@@ -445,7 +446,7 @@ func TestShutdownDuringACreate(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "created", Bundle: dir}); (err == nil) != (tc.err == nil) {
+			if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "created", Bundle: dir}); (err == nil) != (tc.err == nil && tc.shutdown != "created") {
 				t.Fatal(err)
 			}
 			// containerd gets the response before the shim ends.
@@ -455,6 +456,87 @@ func TestShutdownDuringACreate(t *testing.T) {
 			time.Sleep(2 * shutdownDelay)
 			if synctest.Wait(); !slices.Equal(f.calls, tc.after) {
 				t.Errorf("Shutdown of %q: calls %v after Create, want %v", tc.shutdown, f.calls, tc.after)
+			}
+		})
+	}
+}
+
+// containerd deletes a container whose creation it no longer waits for, or ends its shim, and does
+// so once: what is created afterwards would stay.
+func TestACreationThatIsGivenUpLeavesNothing(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	gpu := simulatedHost(t, admin)
+	notFound := errgrpc.ToGRPCf(errdefs.ErrNotFound, "container not created")
+	for name, giveUp := range map[string]func(*Service, context.CancelFunc) error{
+		"the connection is closed": func(_ *Service, cancel context.CancelFunc) error { cancel(); return nil },
+		"Delete": func(s *Service, _ context.CancelFunc) error {
+			s.TTRPCTaskService.(*fakeTasks).deleteErr = notFound
+			_, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+			s.TTRPCTaskService.(*fakeTasks).deleteErr = nil
+			if !errdefs.IsNotFound(errgrpc.ToNative(err)) {
+				return fmt.Errorf("delete: %w", err)
+			}
+			return nil
+		},
+		"Shutdown": func(s *Service, _ context.CancelFunc) error {
+			_, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: "c"})
+			return err
+		},
+	} {
+		for _, bundle := range []string{gpu, plainBundle(t, "{}")} {
+			ctx, cancel := context.WithCancel(t.Context())
+			f := &fakeTasks{}
+			s, _ := serviceAround(f)
+			f.onCreate = func(*taskapi.CreateTaskRequest) {
+				check(t, giveUp(s, cancel))
+				f.calls = nil
+			}
+			_, err := s.Create(ctx, &taskapi.CreateTaskRequest{ID: "c", Bundle: bundle})
+			if want := []string{"kill", "delete"}; err == nil || !slices.Equal(f.calls, want) || s.get("c").state != unknown {
+				t.Errorf("%s: %v, calls %v, want %v and a free id", name, err, f.calls, want)
+			}
+			cancel()
+		}
+	}
+}
+
+func TestTheCgroupOfACreationThatIsGivenUpIsRemoved(t *testing.T) {
+	was := cgroupRoot
+	defer func() { cgroupRoot = was }()
+	cgroupRoot = t.TempDir()
+	cpu, memory := filepath.Join(cgroupRoot, "cpu/pod/c"), filepath.Join(cgroupRoot, "memory/pod/c")
+	check(t, os.MkdirAll(cpu, 0o755))
+	check(t, os.MkdirAll(filepath.Join(memory, "child"), 0o755))
+	f := &fakeTasks{createErr: errors.New("runc was killed")}
+	s, _ := serviceAround(f)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.onCreate = func(*taskapi.CreateTaskRequest) { cancel() }
+	_, err := s.Create(ctx, &taskapi.CreateTaskRequest{ID: "c", Bundle: plainBundle(t, `{"linux": {"cgroupsPath": "/pod/c"}}`)})
+	if _, left := os.Stat(cpu); err == nil || left == nil {
+		t.Errorf("%v; the cgroup is still there", err)
+	}
+	if _, err := os.Stat(memory); err != nil {
+		t.Errorf("a cgroup that is used: %v", err)
+	}
+}
+
+// containerd does not know a shim whose start it has interrupted.
+func TestAShimThatIsNeverUsedEnds(t *testing.T) {
+	dir := plainBundle(t, "{}")
+	for _, used := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeTasks{}
+			s, _ := serviceAround(f)
+			s.endUnused()
+			if time.Sleep(unusedLimit / 2); used {
+				_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
+				check(t, err)
+			}
+			time.Sleep(unusedLimit)
+			if synctest.Wait(); slices.Contains(f.calls, "shutdown") == used {
+				t.Errorf("used: %v, calls %v", used, f.calls)
 			}
 		})
 	}

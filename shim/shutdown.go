@@ -13,38 +13,66 @@ import (
 // would cut the connection before the response is sent.
 const shutdownDelay = 2 * time.Second
 
-// Shutdown ends the shim unless it has containers or is creating one other than r names. The
-// embedded service counts only created containers, so that in a group the Shutdown after the Delete
-// of one container would end the shim during the Create of another. A daemon that names the
-// container being created has given up on it.
-//
-// A Shutdown during the Create of another container is deferred until no Create is in progress and
-// no container is left: containerd sends it once, after the Delete of a pod's sandbox.
+// unusedLimit is how long a shim waits for its first Create, which containerd sends as soon as
+// `start` has answered.
+const unusedLimit = time.Minute
+
+// Shutdown ends the shim unless it has containers. During a Create it is deferred until no Create
+// is in progress and no container is left: containerd sends it once, after the Delete of a pod's
+// sandbox, and the embedded service counts only containers that have been created. The Create of
+// the container that r names is cancelled.
 func (s *Service) Shutdown(ctx context.Context, r *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id := range s.creating {
-		if id != r.ID {
-			s.deferred = r
-			return &emptypb.Empty{}, nil
-		}
+	if len(s.creating) == 0 {
+		return s.TTRPCTaskService.Shutdown(ctx, r)
 	}
-	return s.TTRPCTaskService.Shutdown(ctx, r)
+	s.deferred = r
+	if cancel := s.creating[r.ID]; cancel != nil {
+		cancel()
+	}
+	return &emptypb.Empty{}, nil
 }
 
-// beginCreate keeps the shim from being ended by the Shutdown of another container until
-// endCreate.
-func (s *Service) beginCreate(id string) {
+// beginCreate keeps the shim from being ended until end is called. The context that it returns is
+// done as well if containerd gives up on the container.
+func (s *Service) beginCreate(ctx context.Context, id string) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.creating[id] = true
+	s.creating[id] = cancel
+	s.used = true
+	return ctx, func() {
+		cancel()
+		s.mu.Lock()
+		delete(s.creating, id)
+		s.mu.Unlock()
+		s.resumeShutdown()
+	}
 }
 
-func (s *Service) endCreate(id string) {
+// cancelCreate cancels the Create of this container, if one is in progress.
+func (s *Service) cancelCreate(id string) {
 	s.mu.Lock()
-	delete(s.creating, id)
-	s.mu.Unlock()
-	s.resumeShutdown()
+	defer s.mu.Unlock()
+	if cancel := s.creating[id]; cancel != nil {
+		cancel()
+	}
+}
+
+// endUnused ends the shim after unusedLimit unless it is used by then. If containerd is interrupted
+// after `start` has started the shim, it does not know that shim.
+func (s *Service) endUnused() {
+	time.AfterFunc(unusedLimit, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.used {
+			return
+		}
+		if _, err := s.TTRPCTaskService.Shutdown(context.Background(), &taskapi.ShutdownRequest{}); err != nil {
+			log.L.WithError(err).Warn("nvidia: end of an unused shim")
+		}
+	})
 }
 
 // resumeShutdown makes a deferred Shutdown after shutdownDelay, unless a Create is in progress
