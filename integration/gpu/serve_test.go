@@ -68,6 +68,10 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 		ids[g.UUID] = startHold(t, env, g.Index, 512, "BUSY=1")
 	}
 	get := startServe(t, env)
+	testenv.Await(t, "the health of the GPUs", func() bool {
+		watched, _ := value(get("/metrics"), "nvidia_shim_health_watched")
+		return watched == 1
+	})
 	rows := smi(t, "gpu", "name", "driver_version", "memory.total", "memory.used")
 	start := time.Now()
 	metrics := get("/metrics")
@@ -87,6 +91,9 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 			if ok != has || math.Abs(got/(1<<20)-want) > 64 {
 				t.Errorf("GPU %s: %s %v bytes, nvidia-smi %v MiB", g.Index, name, got, want)
 			}
+		}
+		if _, ok := value(metrics, "nvidia_shim_gpu_health_state"+labels); !ok {
+			t.Errorf("the health of GPU %s is not known", g.Index)
 		}
 		checkHolder(t, env, get, g, ids[g.UUID])
 		if text := get("/gpu/info"); !strings.Contains(text, g.UUID) || !strings.Contains(text, "/dev/nvidia"+g.Minor+"\n") {
@@ -108,7 +115,8 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 	t.Helper()
 	metrics := get("/metrics")
 	holder := fmt.Sprintf(`nvidia_shim_device_holder{gpu="%s",holder_container="",holder_namespace="%s",holder_pod="",id="%s",mig="",uuid="%s"}`, g.Index, env.ID, id, g.UUID)
-	if _, ok := value(metrics, holder); !ok || strings.Count(metrics, `,id="`+id+`",mig="`) != 1 {
+	all := regexp.MustCompile(`(?m)^nvidia_shim_device_holder\{.*,id="`+id+`",mig="`).FindAllString(metrics, -1)
+	if _, ok := value(metrics, holder); !ok || len(all) != 1 {
 		t.Errorf("not %s alone:\n%s", holder, metrics)
 	}
 	want := 0.0 // MiB
@@ -119,11 +127,16 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 			want += mib
 		}
 	}
-	memory := fmt.Sprintf(`nvidia_shim_container_memory_used_bytes{holder_container="",holder_namespace="%s",holder_pod="",id="%s"}`, env.ID, id)
-	if got, ok := value(metrics, memory); want == 0 {
-		t.Logf("nvidia-smi ON THIS HOST DOES NOT LIST the process of container %s, so its memory is not compared", id)
-	} else if !ok || math.Abs(got/(1<<20)-want) > 64 {
-		t.Errorf("container %s uses %v bytes, nvidia-smi has %v MiB", id, got, want)
+	container := fmt.Sprintf(`holder_container="",holder_namespace="%s",holder_pod="",id="%s"`, env.ID, id)
+	for _, memory := range []string{
+		"nvidia_shim_container_memory_used_bytes{" + container + "}",
+		fmt.Sprintf(`nvidia_shim_container_device_memory_used_bytes{gpu="%s",%s,mig="",uuid="%s"}`, g.Index, container, g.UUID),
+	} {
+		if got, ok := value(metrics, memory); want == 0 {
+			t.Logf("nvidia-smi ON THIS HOST DOES NOT LIST the process of container %s, so its memory is not compared", id)
+		} else if !ok || math.Abs(got/(1<<20)-want) > 64 {
+			t.Errorf("%s: %v bytes, nvidia-smi has %v MiB", memory, got, want)
+		}
 	}
 	// The kernels follow each other without end, but a sample may be from before the first one.
 	busy := fmt.Sprintf(`nvidia_shim_gpu_utilization_ratio{gpu="%s",uuid="%s"}`, g.Index, g.UUID)
