@@ -82,7 +82,9 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	case err != nil:
 		return err
 	case !c.Bool("once"):
-		defer watchHealth(ctx, c)()
+		if !k.Uninstall {
+			defer watchHealth(ctx, c)()
+		}
 		return k.Keep(ctx, c.Duration("interval"), failed)
 	}
 	if err = k.Round(ctx); ctx.Err() != nil {
