@@ -15,7 +15,7 @@ func infoCommand() *cli.Command {
 		Name:  "info",
 		Usage: "show the driver, the GPUs and what is wrong with them",
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "files", Usage: "list the driver files by capability, too"},
+			&cli.BoolFlag{Name: "files", Usage: "list the driver files, too: with which capabilities they are given, or why not"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			cfg, err := loader(c)()

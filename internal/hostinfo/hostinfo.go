@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -199,13 +200,38 @@ func (i *Info) printProblems(o *term.Output) {
 	}
 }
 
-// PrintFiles lists the driver files by capability.
+// PrintFiles shows, by directory, what containers get of the driver and with which capabilities, and
+// what they do not get and why.
 func (i *Info) PrintFiles(o *term.Output) {
+	given := map[string][]string{}
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
-		o.Line(term.Bold, fmt.Sprintf("%s: %d files", name, len(i.Files[name])))
 		for _, f := range i.Files[name] {
-			o.Field("", 2, term.Plain, f)
+			given[f] = append(given[f], name)
 		}
+	}
+	directories := map[string]map[string]string{}
+	add := func(file, text string) {
+		dir, name := path.Split(file)
+		if directories[dir] == nil {
+			directories[dir] = map[string]string{}
+		}
+		directories[dir][name] = text
+	}
+	for f, capabilities := range given {
+		add(f, strings.Join(slices.Compact(capabilities), ", "))
+	}
+	for _, r := range i.Refused {
+		add(r.Path, "refused: it "+r.Reason)
+	}
+	for _, r := range i.LeftOut {
+		add(r.Path, "left out: "+r.Reason)
+	}
+	for _, dir := range slices.Sorted(maps.Keys(directories)) {
+		t := o.Table(dir, "GIVEN WITH, OR WHY NOT")
+		for _, name := range slices.Sorted(maps.Keys(directories[dir])) {
+			t.Row(term.Plain, name, directories[dir][name])
+		}
+		t.Flush()
 	}
 	o.Field("searched:", 10, term.Bold, strings.Join(i.Searched, ", "))
 }
