@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -39,11 +40,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	if len(found) == 1 && !found[0].Runs && !runtimeclass.DaemonOf(found[0].Target).Generated {
 		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
 	}
-	var plan runtimeclass.Plan
-	err := k.configure(&in)
-	if err == nil {
-		plan, _, err = in.Plan(ctx)
-	}
+	plan, err := k.plan(ctx, &in)
 	o := in.Options
 	findings := k.checkPlanned(ctx, plan, o)
 	if err != nil {
@@ -88,6 +85,15 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 		_, undone = undo.RemovePrograms(procfs.Host)
 	}
 	return false, k.check(ctx, o), errors.Join(err, undone)
+}
+
+// plan completes the options and plans the installation.
+func (k *Keeper) plan(ctx context.Context, in *install.Installer) (runtimeclass.Plan, error) {
+	if err := k.configure(in); err != nil {
+		return runtimeclass.Plan{}, err
+	}
+	plan, _, err := in.Plan(ctx)
+	return plan, err
 }
 
 // carryOut makes the changes of a plan, and restarts the daemon if its configuration changes. No
