@@ -27,7 +27,7 @@ var floors = [][]string{
 	{"gpuinject/grant", "gpuinject/place"},
 	{
 		"gpuinject/facts", "gpuinject/host", "gpuinject/kubelet", "gpuinject/policy", "gpuinject/procmask", "gpuinject/question",
-		"gpuinject/request", "gpuinject/require", "gpuinject/rootfs", "gpuinject/sockets",
+		"gpuinject/request", "gpuinject/require", "gpuinject/sockets",
 	},
 	{
 		"gpuinject/bundle", "gpuinject/config", "gpuinject/devnode", "gpuinject/health", "gpuinject/image", "gpuinject/ldcache", "gpuinject/state",
