@@ -57,7 +57,7 @@ func describeRequest(c Container) (log verdict.Log) {
 func findGrant(c Container, ask Ask) (host.Host, grant.Grant, error) {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && grant.StartsWithoutDriver(c.toGrant()) {
-		return host.Host{}, grant.Grant{Without: true, May: policy.Grant{Reason: "no GPU can have been allocated: " + err.Error()}}, nil
+		return host.Host{}, grant.Grant{Without: true, May: policy.Allowed{Reason: "no GPU can have been allocated: " + err.Error()}}, nil
 	}
 	if err != nil {
 		return host.Host{}, grant.Grant{}, verdict.Precondition("%s: %w", c.Request.Reason, err)

@@ -40,7 +40,7 @@ func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	a := askAll(c, h, "", true, nil, ask)
 	g.Set.MIG = h.Annotate(g.Set.MIG, a.kept.Facts)
 	g.GPUs = h.Visible(g.Set)
-	g.May = policy.Grant{Set: g.Set, Reason: "taken over from CDI: " + cmp.Or(g.Set.String(), "no GPU")}
+	g.May = policy.Allowed{Set: g.Set, Reason: "taken over from CDI: " + cmp.Or(g.Set.String(), "no GPU")}
 	g.enforced = g.May
 	g.decideGrant()
 	g.Decide("capabilities", strings.Join(c.Request.Capabilities, ","), "%s", c.Request.CapabilitiesReason)

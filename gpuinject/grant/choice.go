@@ -19,7 +19,7 @@ type Grant struct {
 	MIGRights []string
 	// May holds what the container may select from; enforced holds what it could select from in
 	// mode "enforce".
-	May, enforced policy.Grant
+	May, enforced policy.Allowed
 	// Request is the container's request, without annotations that name devices it may not have.
 	Request request.Request
 	// choices holds the ids of the request with the devices that they name on this host.

@@ -42,8 +42,8 @@ func (a Allocation) IDs(container string) (all []string, listed bool) {
 	return slices.Compact(all), listed
 }
 
-// Grant is what a container may select from.
-type Grant struct {
+// Allowed is what a container may select from; what it gets of that is package grant's.
+type Allowed struct {
 	// All is true if every device of the host may be selected; otherwise those of Set may.
 	All bool
 	Set device.Set
@@ -52,23 +52,23 @@ type Grant struct {
 }
 
 // Allows reports whether the grant includes the whole GPU.
-func (g Grant) Allows(gpu device.GPU) bool { return g.All || g.Set.HasGPU(gpu) }
+func (g Allowed) Allows(gpu device.GPU) bool { return g.All || g.Set.HasGPU(gpu) }
 
 // AllowsMIG reports whether the grant includes the MIG device, by itself or as a part of a GPU that
 // was granted as a whole.
-func (g Grant) AllowsMIG(in device.Instance) bool {
+func (g Allowed) AllowsMIG(in device.Instance) bool {
 	return g.All || g.Set.HasMIG(in) ||
 		slices.ContainsFunc(g.Set.GPUs, func(gpu device.GPU) bool { return gpu.Minor == in.Minor })
 }
 
 // AllowsAll reports whether the grant includes every one of the devices.
-func (g Grant) AllowsAll(set device.Set) bool {
+func (g Allowed) AllowsAll(set device.Set) bool {
 	return !slices.ContainsFunc(set.GPUs, func(gpu device.GPU) bool { return !g.Allows(gpu) }) &&
 		!slices.ContainsFunc(set.MIG, func(in device.Instance) bool { return !g.AllowsMIG(in) })
 }
 
 // Nothing reports whether nothing may be selected.
-func (g Grant) Nothing() bool { return !g.All && g.Set.Empty() }
+func (g Allowed) Nothing() bool { return !g.All && g.Set.Empty() }
 
 // EnvironmentGrants returns why the container's environment alone is a grant, or "" if it is not.
 func EnvironmentGrants(p config.Policy, c request.Container) string {
@@ -118,56 +118,56 @@ type KubeletAnswer struct {
 // differs only in the mode "audit". inSpec are the devices whose nodes, or accepted device-list
 // mounts, are in its specification; kubelet is used only if NeedsKubelet. An error means that the
 // grant cannot be determined, so that a container which asks for a GPU must not start.
-func Decide(p config.Policy, c request.Container, environment string, inSpec device.Set, kubelet KubeletAnswer) (g, enforced Grant, err error) {
+func Decide(p config.Policy, c request.Container, environment string, inSpec device.Set, kubelet KubeletAnswer) (g, enforced Allowed, err error) {
 	if environment != "" {
-		g = Grant{All: true, Reason: environment}
+		g = Allowed{All: true, Reason: environment}
 		return g, g, nil
 	}
 	enforced, err = allocated(p, c, inSpec, kubelet)
 	if c.Kubernetes && p.Kubernetes == config.Audit {
 		if err != nil {
-			enforced = Grant{Reason: err.Error()}
+			enforced = Allowed{Reason: err.Error()}
 		}
-		return Grant{All: true, Reason: "kubernetes = \"audit\""}, enforced, nil
+		return Allowed{All: true, Reason: "kubernetes = \"audit\""}, enforced, nil
 	}
 	return enforced, enforced, err
 }
 
 // allocated returns what was allocated to the container: the devices in its specification, else
 // those that the kubelet names.
-func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet KubeletAnswer) (Grant, error) {
+func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet KubeletAnswer) (Allowed, error) {
 	if !inSpec.Empty() {
-		return Grant{Set: inSpec, Reason: "in the container's specification: " + inSpec.String()}, nil
+		return Allowed{Set: inSpec, Reason: "in the container's specification: " + inSpec.String()}, nil
 	}
 	if !c.Kubernetes {
-		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
+		return Allowed{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
 	}
 	if !NeedsKubelet(c, "") {
-		return Grant{Reason: "no GPU was allocated: the container's specification does not name its pod: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
+		return Allowed{Reason: "no GPU was allocated: the container's specification does not name its pod: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
 	}
 	_, listed := kubelet.Allocation.Containers[c.Name]
 	nothing := kubelet.Set.Empty() && kubelet.SetErr == nil
 	unknown := fmt.Sprintf("what was allocated to pod %s/%s is not known", c.Namespace, c.Pod)
 	switch {
 	case kubelet.NoKubelet && p.AcceptEnvWithoutKubelet:
-		return Grant{All: true, Reason: "there is no kubelet at " + p.KubeletSocket + ": the environment grants"}, nil
+		return Allowed{All: true, Reason: "there is no kubelet at " + p.KubeletSocket + ": the environment grants"}, nil
 	case kubelet.NoKubelet:
-		return Grant{}, fmt.Errorf("%s: there is no kubelet at %s: set policy.kubelet-socket to pod-resources/kubelet.sock in the kubelet's --root-dir, or on a host without a kubelet policy.accept-env-without-kubelet = true", unknown, p.KubeletSocket)
+		return Allowed{}, fmt.Errorf("%s: there is no kubelet at %s: set policy.kubelet-socket to pod-resources/kubelet.sock in the kubelet's --root-dir, or on a host without a kubelet policy.accept-env-without-kubelet = true", unknown, p.KubeletSocket)
 	case kubelet.Err != nil:
-		return Grant{}, fmt.Errorf("%s: %w", unknown, kubelet.Err)
+		return Allowed{}, fmt.Errorf("%s: %w", unknown, kubelet.Err)
 	case !kubelet.Allocation.Found:
-		return Grant{Reason: "no GPU was allocated: the kubelet does not know pod " + c.Namespace + "/" + c.Pod}, nil
+		return Allowed{Reason: "no GPU was allocated: the kubelet does not know pod " + c.Namespace + "/" + c.Pod}, nil
 	case nothing && !listed:
 		// It may be an init container whose GPU no other container gets.
-		return Grant{Reason: "no GPU was allocated to a container that the kubelet lists, and init containers it does not list: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
+		return Allowed{Reason: "no GPU was allocated to a container that the kubelet lists, and init containers it does not list: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
 	case nothing && kubelet.PassedOver != "":
-		return Grant{Reason: fmt.Sprintf("the kubelet allocated %.256q to the container, which is no GPU's UUID, and the device plugin's answer names no GPU by UUID: have it answer with UUIDs, or pass device specifications (PASS_DEVICE_SPECS=true)", kubelet.PassedOver)}, nil
+		return Allowed{Reason: fmt.Sprintf("the kubelet allocated %.256q to the container, which is no GPU's UUID, and the device plugin's answer names no GPU by UUID: have it answer with UUIDs, or pass device specifications (PASS_DEVICE_SPECS=true)", kubelet.PassedOver)}, nil
 	case nothing:
-		return Grant{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
+		return Allowed{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
 	case kubelet.SetErr != nil:
-		return Grant{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", kubelet.SetErr)
+		return Allowed{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", kubelet.SetErr)
 	}
-	return Grant{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
+	return Allowed{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
 }
 
 // DecideClass returns what a container whose grant of GPUs is g may have of a class of devices
@@ -179,7 +179,7 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 // allow-from-environment, or named, or the specification must already have a node of that kind.
 // Such a node stands for the class, but not for other nodes that are allocated one by one: the
 // container gets only the channels, adapters and switches in its specification.
-func DecideClass(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
+func DecideClass(p config.Policy, c request.Container, g Allowed, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {
 	case g.All:
 		return nodes, true, g.Reason

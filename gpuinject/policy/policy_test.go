@@ -37,7 +37,7 @@ func setOf(uuids string) (set device.Set) {
 }
 
 // allowed lists what may be selected.
-func allowed(t *testing.T, g Grant) string {
+func allowed(t *testing.T, g Allowed) string {
 	t.Helper()
 	var list []string
 	for _, gpu := range gpus {
@@ -190,7 +190,7 @@ func TestDecideClass(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := config.Default().Policy
 			p.AllowFromEnvironment = []string{tc.allow}
-			g := Grant{All: tc.all, Reason: "the grant"}
+			g := Allowed{All: tc.all, Reason: "the grant"}
 			if !tc.all {
 				g.Set = device.Set{GPUs: gpus}
 			}
