@@ -12,6 +12,5 @@
 // Package request reads what a container asks for, package host what the host has; package grant
 // decides who may have what, and package place where it goes. No package below this one imports
 // containerd, executes a program or uses NVML. Questions that only the kubelet or NVML can answer
-// are collected and asked together,
-// by the function that the caller passes to Resolve.
+// are collected and asked together, by the function that the caller passes to Resolve.
 package gpuinject

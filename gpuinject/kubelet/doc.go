@@ -21,5 +21,4 @@
 // container then has less than was allocated to it, never what another pod's UID has.
 //
 // The package must never read a file that users other than root can write, and asks no process.
-
 package kubelet
