@@ -1,8 +1,10 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,12 +17,16 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
+// tempPrefix starts the name of every test process's temporary directory. The name is short because
+// tests have sockets below it.
+const tempPrefix = "nt-"
+
 // temp is the temporary directory of this test process, empty before makeTemp.
 var temp string
 
 var (
 	anyID   = regexp.MustCompile(prefix + `[0-9a-f]{8}`)
-	anyTemp = regexp.MustCompile(`nvtest-[0-9]+`)
+	anyTemp = regexp.MustCompile(`\b` + tempPrefix + `[0-9a-f]{4}\b`)
 )
 
 // makeTemp gives this process a temporary directory of its own, by whose name its tests' files and
@@ -31,15 +37,19 @@ func makeTemp() (remove func() error, err error) {
 		return func() error { return nil }, nil
 	}
 	outer := os.Getenv("TMPDIR")
-	if temp, err = os.MkdirTemp("", "nvtest-"); err != nil {
+	parent := os.TempDir()
+	for {
+		temp = filepath.Join(parent, fmt.Sprintf("%s%04x", tempPrefix, rand.N(1<<16)))
+		// Users of a container's user namespace pass through it.
+		if err = os.Mkdir(temp, 0o711); !errors.Is(err, fs.ErrExist) {
+			break
+		}
+	}
+	if err == nil {
+		err = os.Setenv("TMPDIR", temp)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make a temporary directory for the tests: %w", err)
-	}
-	// Users of a container's user namespace pass through it.
-	if err := os.Chmod(temp, 0o711); err != nil {
-		return nil, err
-	}
-	if err := os.Setenv("TMPDIR", temp); err != nil {
-		return nil, err
 	}
 	return func() error {
 		left, err := filepath.Glob(filepath.Join(temp, "*"))
@@ -68,6 +78,10 @@ func owned(text string, envs []*Env) bool {
 	}
 	return temp != "" && slices.Contains(anyTemp.FindAllString(text, -1), filepath.Base(temp))
 }
+
+// IsOwn reports whether text, a path or a line of a mount table, names the environment or the
+// temporary directory of this process.
+func (e *Env) IsOwn(text string) bool { return owned(text, []*Env{e}) }
 
 // systemPlaces are where no container engine mounts anything, but a container that breaks out would.
 var systemPlaces = []string{"/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc/driver", "/root", "/sbin", "/usr"}
