@@ -40,6 +40,8 @@ const (
 	// annotatedHandler passes every annotation of pods on to the specification, as
 	// some operators configure it.
 	annotatedHandler = "nvidia-annotated"
+	// trustingHandler believes the environment of pods that no kubelet knows.
+	trustingHandler = "nvidia-trusting"
 )
 
 // Images as CRI names them.
@@ -134,7 +136,11 @@ runtime_type = 'io.containerd.nvidia.v2'
 runtime_type = 'io.containerd.nvidia.v2'
 pod_annotations = ['*', '*/*']
 container_annotations = ['*', '*/*']
-`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), otherHandler, handler, annotatedHandler)
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%[8]s]
+runtime_type = 'io.containerd.nvidia.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%[8]s.options.policy]
+kubernetes = 'trust-env'
+`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), otherHandler, handler, annotatedHandler, trustingHandler)
 	c.Env = testenv.Start(life, testenv.Options{
 		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(),
 	})
@@ -417,6 +423,17 @@ func (c *cluster) restartKubelet(t testing.TB) {
 		t.Fatal(err)
 	}
 	if err := c.Plugin.register(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.awaitDevices(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// restartPlugin ends the device plugin and starts it again.
+func (c *cluster) restartPlugin(t testing.TB) {
+	t.Helper()
+	if err := c.Plugin.restart(); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.awaitDevices(); err != nil {

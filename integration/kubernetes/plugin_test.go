@@ -52,6 +52,7 @@ type plugin struct {
 	resource string
 	ids      []string
 	socket   string
+	server   *grpc.Server
 
 	mu       sync.Mutex
 	strategy strategy
@@ -67,15 +68,29 @@ func newPlugin(driver *sim.Driver, resource string, ids []string) *plugin {
 
 // start serves the API and registers with the kubelet.
 func (p *plugin) start(life *testenv.Lifetime) error {
-	server := grpc.NewServer()
-	deviceplugin.RegisterDevicePluginServer(server, p)
-	life.Cleanup(server.Stop)
+	life.Cleanup(func() { p.server.Stop() })
+	return p.serve()
+}
+
+// restart ends the plugin and starts it again.
+func (p *plugin) restart() error {
+	p.server.Stop() // removes its socket
+	if err := os.Remove(p.socket); err != nil {
+		return err
+	}
+	return p.serve()
+}
+
+func (p *plugin) serve() error {
+	p.server = grpc.NewServer()
+	deviceplugin.RegisterDevicePluginServer(p.server, p)
 	// The kubelet clears its directory when it starts. The server listens elsewhere, and register
 	// makes a link.
 	l, err := net.Listen("unix", p.hidden())
 	if err != nil {
 		return err
 	}
+	server := p.server
 	go func() { _ = server.Serve(l) }()
 	return p.register()
 }
