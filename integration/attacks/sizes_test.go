@@ -24,14 +24,6 @@ func TestT71SizesAreBounded(t *testing.T) {
 	if err := os.Symlink("/usr", filepath.Join(volume, "link")); err != nil {
 		t.Fatal(err)
 	}
-	env := func(list ...string) func(spec map[string]any) {
-		return func(spec map[string]any) {
-			process := spec["process"].(map[string]any)
-			for _, v := range list {
-				process["env"] = append(process["env"].([]any), v)
-			}
-		}
-	}
 	// The last mount is refused, after all have been examined.
 	mounts := func(n int) func(spec map[string]any) {
 		return func(spec map[string]any) {
@@ -54,27 +46,27 @@ func TestT71SizesAreBounded(t *testing.T) {
 		change  func(spec map[string]any)
 		refusal string // "" if it starts
 	}{
-		{"a variable of 4 MiB", env("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0,", 2<<20)), "commas"},
-		{"a variable of 4 MiB without commas", env("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0", 4<<20)), "no program can be started"},
-		{"a variable of 120 KiB", env("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0,", 60<<10)), "1024 devices"},
-		{"capabilities of 120 KiB", env(one, "NVIDIA_DRIVER_CAPABILITIES="+strings.Repeat("compute,", 15<<10)), ""},
-		{"channels of 120 KiB", env(one, "NVIDIA_IMEX_CHANNELS="+strings.Repeat("0,", 60<<10)), "imex"},
-		{"100,000 variables", env(append(slices.Repeat([]string{"NVIDIA_X=1"}, 100_000), one)...), ""},
-		{"a million variables", env(append(slices.Repeat([]string{"A="}, 1_000_000), one)...), "commas"},
-		{"variables of 7 MiB", env(append(slices.Repeat([]string{"A=" + strings.Repeat("x", 100<<10)}, 70), one)...), ""},
-		{"variables of 60 MiB", env(append(slices.Repeat([]string{"A=" + strings.Repeat("x", 100<<10)}, 600), one)...), "is larger than"},
+		{"a variable of 4 MiB", withEnv("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0,", 2<<20)), "commas"},
+		{"a variable of 4 MiB without commas", withEnv("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0", 4<<20)), "no program can be started"},
+		{"a variable of 120 KiB", withEnv("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0,", 60<<10)), "1024 devices"},
+		{"capabilities of 120 KiB", withEnv(one, "NVIDIA_DRIVER_CAPABILITIES="+strings.Repeat("compute,", 15<<10)), ""},
+		{"channels of 120 KiB", withEnv(one, "NVIDIA_IMEX_CHANNELS="+strings.Repeat("0,", 60<<10)), "imex"},
+		{"100,000 variables", withEnv(append(slices.Repeat([]string{"NVIDIA_X=1"}, 100_000), one)...), ""},
+		{"a million variables", withEnv(append(slices.Repeat([]string{"A="}, 1_000_000), one)...), "commas"},
+		{"variables of 7 MiB", withEnv(append(slices.Repeat([]string{"A=" + strings.Repeat("x", 100<<10)}, 70), one)...), ""},
+		{"variables of 60 MiB", withEnv(append(slices.Repeat([]string{"A=" + strings.Repeat("x", 100<<10)}, 600), one)...), "is larger than"},
 		{"100,000 annotations", func(spec map[string]any) {
-			env(one)(spec)
+			withEnv(one)(spec)
 			annotations := map[string]any{}
 			for i := range 100_000 {
 				annotations[fmt.Sprint("cdi.k8s.io/", i)] = ""
 			}
 			spec["annotations"] = annotations
 		}, ""},
-		{"4,096 mounts", func(spec map[string]any) { env(one)(spec); mounts(4096)(spec) }, "by a link in its volume"},
-		{"20,000 mounts", func(spec map[string]any) { env(one)(spec); mounts(20_000)(spec) }, "has 20000 mounts"},
+		{"4,096 mounts", func(spec map[string]any) { withEnv(one)(spec); mounts(4096)(spec) }, "by a link in its volume"},
+		{"20,000 mounts", func(spec map[string]any) { withEnv(one)(spec); mounts(20_000)(spec) }, "has 20000 mounts"},
 		{"120,000 empty mounts", func(spec map[string]any) {
-			env(one)(spec)
+			withEnv(one)(spec)
 			spec["mounts"] = slices.Repeat([]any{map[string]any{}}, 120_000)
 		}, "has 120000 mounts"},
 	} {
