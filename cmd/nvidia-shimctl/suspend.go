@@ -79,18 +79,55 @@ func pauseCommand(name, use string, call func(*cli.Command) taskCall, flags ...c
 			if err != nil {
 				return err
 			}
+			var done []moved
 			for i, r := range list {
+				start := time.Now()
 				if err = callTask(ctx, r, call(c)); err != nil {
 					err = fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
 					if name == "suspend" {
-						err = resumeAgain(ctx, list[:i], err)
+						return resumeAgain(ctx, list[:i], err)
 					}
-					return err
+					break
 				}
+				done = append(done, newMoved(name, r, time.Since(start)))
 			}
-			return nil
+			return errors.Join(printMoved(c, done), err)
 		},
 	}
+}
+
+// moved is what suspend or resume has done for a container.
+type moved struct {
+	id string
+	// bytes is the GPU memory that was moved to the host, or back; 0 if it is unknown.
+	bytes uint64
+	took  time.Duration
+}
+
+// newMoved returns what was done for a container, which r describes as it was before.
+func newMoved(name string, r status.Record, took time.Duration) moved {
+	m := moved{r.ID, r.SuspendedMemory, took}
+	if name == "suspend" {
+		_, m.bytes = r.Bundle.Suspended()
+	}
+	return m
+}
+
+// printMoved prints how much GPU memory was moved, and how fast.
+func printMoved(c *cli.Command, list []moved) error {
+	w := c.Root().Writer
+	for _, m := range list {
+		seconds := m.took.Seconds()
+		text := fmt.Sprintf("%s: %s in %.1f s", m.id, map[string]string{"suspend": "suspended", "resume": "resumed"}[c.Name], seconds)
+		if m.bytes > 0 {
+			mib := float64(m.bytes) / (1 << 20)
+			text += fmt.Sprintf(", %.0f MiB of GPU memory moved, %.0f MiB/s", mib, mib/seconds)
+		}
+		if _, err := fmt.Fprintln(w, text); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // resumeAgain resumes, in reverse order, the containers that were suspended before one failed. It

@@ -300,7 +300,10 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 	a := h.start(t, 1, simhost.PodAnnotations("ml", "web", "a")...)
 	b := h.start(t, 1, simhost.PodAnnotations("ml", "web", "b")...)
 	keeps := h.start(t, 1, append(simhost.PodAnnotations("ml", "web", "keeps"), "io.containerd.nvidia.on-pause=freeze")...)
-	h.Ctl(t, "suspend", "--state", h.State, a.id)
+	out := h.Ctl(t, "suspend", "--state", h.State, a.id)
+	if want := regexp.MustCompile(`^` + a.id + `: suspended in \d+\.\d s, 2 MiB of GPU memory moved, \d+ MiB/s\n$`); !want.MatchString(out) {
+		t.Errorf("suspend prints %q", out)
+	}
 	check(a, true)
 	check(b, false)
 	simhost.Want(t, h.Ctl(t, "status", "--state", h.State), "suspended", "SUSPENDED  ON THE HOST  SINCE", "ml/web     2 MiB")
@@ -308,7 +311,12 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 	check(a, true)
 	check(b, true)
 	check(keeps, false)
-	h.Ctl(t, "resume", "--state", h.State, "--pod", "ml/web")
+	out = h.Ctl(t, "resume", "--state", h.State, "--pod", "ml/web")
+	for _, c := range []*container{a, b} {
+		if want := regexp.MustCompile(`(?m)^` + c.id + `: resumed in \d+\.\d s, 2 MiB of GPU memory moved, \d+ MiB/s$`); !want.MatchString(out) {
+			t.Errorf("resume prints %q", out)
+		}
+	}
 	check(a, false)
 	check(b, false)
 	h.Ctl(t, "suspend", "--state", h.State, b.id)
@@ -328,10 +336,10 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 		simhost.Want(t, string(out), refused.words)
 	}
 	steer(t, h, sim.Checkpoint{Function: "Lock", Result: 600})
-	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, a.id).CombinedOutput()
+	refused, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, a.id).CombinedOutput()
 	want := fmt.Sprintf("nvidia-shimctl: container %[1]s: nvidia: cannot suspend the GPUs of container %[1]s: process %[2]d: cuCheckpointProcessLock: CUDA_ERROR_NOT_READY: its GPU work did not end within 10s\n", a.id, a.counters[0])
-	if err == nil || string(out) != want {
-		t.Errorf("%v: %s\nwant %s", err, out, want)
+	if err == nil || string(refused) != want {
+		t.Errorf("%v: %s\nwant %s", err, refused, want)
 	}
 }
 

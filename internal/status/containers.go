@@ -153,6 +153,18 @@ func (b Bundle) readPlan() (plan gpuinject.Plan, size int, err error) {
 	return plan, len(data), err
 }
 
+// Suspended returns since when the container has been paused without its GPUs, nil if it is not, and
+// its GPU memory in bytes that is on the host meanwhile, 0 if that is unknown.
+func (b Bundle) Suspended() (since *time.Time, memory uint64) {
+	text, st, err := b.readOwned(gpuinject.SuspendedName)
+	if err != nil {
+		return nil, 0
+	}
+	when := time.Unix(st.Mtim.Unix())
+	memory, _ = strconv.ParseUint(string(text), 10, 64)
+	return &when, memory
+}
+
 // Container returns the identity of the container from its configuration.
 func (b Bundle) Container() (who request.Container, err error) {
 	dir, _, err := b.Tree.OpenPath(b.Dir)
@@ -198,11 +210,7 @@ func (s Source) record(b Bundle, plan gpuinject.Plan) Record {
 		Capabilities: plan.Capabilities, Grant: plan.Grant, plan: plan,
 		SuspendsGPU: plan.SuspendsGPU, Bundle: b,
 	}
-	if text, st, err := b.readOwned(gpuinject.SuspendedName); err == nil {
-		since := time.Unix(st.Mtim.Unix())
-		r.Suspended = &since
-		r.SuspendedMemory, _ = strconv.ParseUint(string(text), 10, 64) // 0 if unknown
-	}
+	r.Suspended, r.SuspendedMemory = b.Suspended()
 	for _, g := range plan.GPUs {
 		r.GPUs = append(r.GPUs, cmp.Or(g.UUID, g.PCI))
 	}
