@@ -67,7 +67,7 @@ var compiled = sync.OnceValues(func() (string, error) {
 		}
 		return filepath.Abs(dir)
 	}
-	dir, err := os.MkdirTemp("", "nvgpu")
+	dir, err := testenv.ProcessDir()
 	if err != nil {
 		return "", err
 	}
@@ -81,7 +81,7 @@ var buildImage = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp("", "nvgpu")
+	dir, err := testenv.ProcessDir()
 	if err != nil {
 		return "", err
 	}
@@ -103,7 +103,7 @@ var graphicsImage = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp("", "nvgpu")
+	dir, err := testenv.ProcessDir()
 	if err != nil {
 		return "", err
 	}

@@ -29,6 +29,16 @@ var (
 	anyTemp = regexp.MustCompile(`\b` + tempPrefix + `[0-9a-f]{4}\b`)
 )
 
+// processDirs are the directories that ProcessDir has made.
+var processDirs []string
+
+// ProcessDir makes a directory for what several tests use, which is removed after the last test.
+func ProcessDir() (string, error) {
+	dir, err := os.MkdirTemp("", "shared")
+	processDirs = append(processDirs, dir)
+	return dir, err
+}
+
 // makeTemp gives this process a temporary directory of its own, by whose name its tests' files and
 // mounts are told from those of other processes. The function that it returns removes it; what is
 // in it by then is an error.
@@ -52,6 +62,11 @@ func makeTemp() (remove func() error, err error) {
 		return nil, fmt.Errorf("make a temporary directory for the tests: %w", err)
 	}
 	return func() error {
+		for _, dir := range processDirs {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+		}
 		left, err := filepath.Glob(filepath.Join(temp, "*"))
 		if err == nil {
 			err = mounts.RemoveAll(temp)
