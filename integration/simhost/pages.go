@@ -3,6 +3,7 @@ package simhost
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,12 +36,20 @@ func NewTree(t testing.TB) Tree {
 // content of dir, its $1.
 func NewNamespace(t testing.TB, script, dir string) Tree {
 	t.Helper()
-	script += "\necho ready\nexec sleep 86400"
+	// cat answers when it has been executed: until then the process is not what it will be.
+	script += "\nexec cat"
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", script, "sh", dir)
 	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.WriteString(in, "ready\n")
 	}
 	if err != nil {
 		t.Fatal(err)

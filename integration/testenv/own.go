@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -166,8 +168,23 @@ func commands() []string {
 		}
 		environ, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
 		if err == nil && slices.Contains(strings.Split(string(environ), "\x00"), "TMPDIR="+temp) {
-			lines = append(lines, commandLine(pid))
+			// A program may execute another one at any time: the process stays what it was.
+			first, _ := firstCommands.LoadOrStore(identity(pid), commandLine(pid))
+			lines = append(lines, first.(string))
 		}
 	}
 	return lines
+}
+
+// firstCommands maps processes to the command lines that they had when they were first seen.
+var firstCommands sync.Map
+
+// identity tells a process from a later one with its number: number and start time.
+func identity(pid int) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if err != nil || len(fields) < 20 {
+		return strconv.Itoa(pid)
+	}
+	return fmt.Sprint(pid, " ", fields[19])
 }

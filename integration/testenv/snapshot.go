@@ -98,7 +98,8 @@ func (s HostState) Diff(other HostState) string {
 			for n := count[line]; n > 0; n-- {
 				fmt.Fprintf(&b, "%s: + %s\n", name, line)
 			}
-			for n := count[line]; n < 0; n++ {
+			// A process that was about to end is not missing.
+			for n := count[line]; n < 0 && name != "processes"; n++ {
 				fmt.Fprintf(&b, "%s: - %s\n", name, line)
 			}
 		}
