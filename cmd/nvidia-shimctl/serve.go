@@ -87,8 +87,14 @@ func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, *serve.Se
 	plans := planner(c)
 	plans.Ask = serve.Limited(plans.Ask)
 	return listener, serve.New(serve.Options{
-		StateDir: cfg.Host.StateDir, Loopback: ok && tcp.IP.IsLoopback(),
-		Status: func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
+		StateDir: func() string {
+			if now, err := loader(c)(); err == nil {
+				cfg = now
+			}
+			return cfg.Host.StateDir
+		},
+		Loopback: ok && tcp.IP.IsLoopback(),
+		Status:   func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
 		DockerArgs: func(devices string) (*runargs.Args, error) {
 			return runargs.Make(plans, runargs.Docker, []string{request.EnvVisibleDevices + "=" + devices})
 		},

@@ -237,8 +237,13 @@ func (c *cluster) logDaemonSet(t *testing.T) {
 			return
 		}
 		for _, pod := range list.Items {
-			out, err := c.raw("GET", podPath(&pod)+"/log?container=node", "", nil)
-			t.Logf("%s: %s: %v\n%s\n%s", pod.Name, pod.Status.Phase, err, out, c.events(&pod))
+			t.Logf("%s: %s\n%s", pod.Name, pod.Status.Phase, c.events(&pod))
+			for _, s := range pod.Status.ContainerStatuses {
+				for _, query := range []string{"", "&previous=true"} {
+					out, err := c.raw("GET", podPath(&pod)+"/log?container="+s.Name+query, "", nil)
+					t.Logf("%s %s: %v\n%s", s.Name, query, err, out)
+				}
+			}
 		}
 	})
 }

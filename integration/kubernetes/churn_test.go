@@ -308,6 +308,9 @@ func (ch *churn) split(left string) (ours, stocks []string) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	for line := range strings.Lines(left) {
+		if strings.Contains(line, ": - ") { // what an earlier test left has gone
+			continue
+		}
 		if ch.isStock(line) {
 			stocks = append(stocks, line)
 		} else {

@@ -17,8 +17,9 @@ func FuzzRequest(f *testing.F) {
 	f.Add("/docker/cli?dev=0+1", "")
 	f.Add("/v1.0/docker/cli/json?dev=%2b%0a&dev=;", "[::1")
 	f.Add("//gpu/../metrics?%zz", "127.0.0.1@")
+	dir := f.TempDir()
 	handler := New(Options{
-		StateDir: f.TempDir(), Loopback: true,
+		StateDir: func() string { return dir }, Loopback: true,
 		Status: func() (*status.Status, error) { return example(), nil },
 		DockerArgs: func(devices string) (*runargs.Args, error) {
 			return &runargs.Args{Args: []string{"--device=" + devices}}, nil

@@ -18,8 +18,9 @@ import (
 
 // Options are what the answers are made of.
 type Options struct {
-	// StateDir is the shim's state directory.
-	StateDir string
+	// StateDir returns the shim's state directory. It may change: in a new node the configuration
+	// comes after this program.
+	StateDir func() string
 	// Status reads the status of this host.
 	Status func() (*status.Status, error)
 	// DockerArgs returns the arguments that give a Docker container a list of GPUs without the
@@ -47,7 +48,7 @@ type Server struct {
 
 // New returns a server. Its page has a history if Sample runs.
 func New(o Options) *Server {
-	s := &Server{Options: o, events: state.Events{Dir: o.StateDir}, counters: newCounters()}
+	s := &Server{Options: o, events: state.Events{Dir: o.StateDir()}, counters: newCounters()}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s.counters.all()...)
 	registry.MustRegister(collector{s})
@@ -94,6 +95,9 @@ const maxRefusals = 100
 func (s *Server) follow() []state.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if dir := s.StateDir(); dir != s.events.Dir {
+		s.events = state.Events{Dir: dir}
+	}
 	events, all := s.events.Next()
 	for _, e := range events {
 		if all {

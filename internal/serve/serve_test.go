@@ -75,7 +75,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (f *fixture) restart() {
 	f.Handler = New(Options{
-		StateDir: f.state.Dir(), Loopback: true,
+		StateDir: func() string { return f.state.Dir() }, Loopback: true,
 		Status: func() (*status.Status, error) { return f.status() },
 		DockerArgs: func(devices string) (*runargs.Args, error) {
 			if devices == "9" {
@@ -376,4 +376,17 @@ func TestT80NVMLIsNotAskedByEachRequest(t *testing.T) {
 	if n != 3 {
 		t.Errorf("asked %d times", n)
 	}
+}
+
+// A new node's configuration comes after serve and may name another state directory.
+func TestTheStateDirectoryMayChange(t *testing.T) {
+	f := newFixture(t)
+	f.want("/metrics", `nvidia_shim_creations_total{gpu="true"} 0`)
+	other, err := state.Open(filepath.Join(t.TempDir(), "other"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.AddEvent(state.Event{Kind: state.Created, GPU: true})
+	f.state = other
+	f.want("/metrics", `nvidia_shim_creations_total{gpu="true"} 1`)
 }
