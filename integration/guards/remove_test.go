@@ -19,6 +19,7 @@ func run(t *testing.T, dir, tests string, flags ...string) (output string, err e
 	cmd.Dir = root
 	tmp, err := os.MkdirTemp("", "g") // the path of a socket has a limit that t.TempDir is beyond
 	check(t, err)
+	check(t, os.Chmod(tmp, 0o711)) // other users pass through it
 	defer os.RemoveAll(tmp)
 	cmd.Env = append(cmd.Environ(), "TMPDIR="+tmp)
 	// The os package makes the mounts of the new namespace private.

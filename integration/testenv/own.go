@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
@@ -154,8 +154,8 @@ func present(paths []string) []string {
 }
 
 // commands are the command lines of the programs that this process or its children have started
-// with their own environment after a time, in ticks since boot.
-func commands(after uint64) []string {
+// with their own environment.
+func commands() []string {
 	entries, err := os.ReadDir("/proc")
 	if err != nil || temp == "" {
 		return nil
@@ -163,34 +163,28 @@ func commands(after uint64) []string {
 	var lines []string
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || pid == os.Getpid() || startTime(pid) <= after {
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
 		environ, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
 		if err == nil && slices.Contains(strings.Split(string(environ), "\x00"), "TMPDIR="+temp) {
-			lines = append(lines, commandLine(pid))
+			// A program may execute another one at any time: the process stays what it was.
+			first, _ := firstCommands.LoadOrStore(identity(pid), commandLine(pid))
+			lines = append(lines, first.(string))
 		}
 	}
 	return lines
 }
 
-// ticksSinceBoot is the time now as /proc/PID/stat has it.
-func ticksSinceBoot() uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
-	return uint64(now.Nano() / 1e7)
-}
+// firstCommands maps processes to the command lines that they had when they were first seen.
+var firstCommands sync.Map
 
-// startTime is when a process was started, in ticks since boot; 0 if it has ended.
-func startTime(pid int) uint64 {
+// identity tells a process from a later one with its number: number and start time.
+func identity(pid int) string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 20 {
-		return 0
+	if err != nil || len(fields) < 20 {
+		return strconv.Itoa(pid)
 	}
-	ticks, _ := strconv.ParseUint(fields[19], 10, 64)
-	return ticks
+	return fmt.Sprint(pid, " ", fields[19])
 }

@@ -24,13 +24,12 @@ type HostState struct {
 	retake   func() HostState
 }
 
-// Snapshot records the mounts, cgroups and files of /run that bear a name of this test process (see
-// owned), the processes that it starts from now on, the host's /dev, the product's default places
-// and the content of dirs.
+// Snapshot records the mounts, processes, cgroups and files of /run that bear a name of this test
+// process (see owned), the host's /dev, the product's default places and the content of dirs.
 func Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
-	places, began := absent(defaultPlaces), ticksSinceBoot()
-	take := func() HostState { return takeSnapshot(liveEnvs(), began, places, dirs) }
+	places := absent(defaultPlaces)
+	take := func() HostState { return takeSnapshot(liveEnvs(), places, dirs) }
 	s := take()
 	s.retake = take
 	return s
@@ -40,9 +39,9 @@ func Snapshot(t testing.TB, dirs ...string) HostState {
 // before and after: the mount table is that of containerd's namespace.
 func (e *Env) Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
-	places, began := absent(defaultPlaces), ticksSinceBoot()
+	places := absent(defaultPlaces)
 	take := func() HostState {
-		s := takeSnapshot([]*Env{e}, began, places, dirs)
+		s := takeSnapshot([]*Env{e}, places, dirs)
 		s.sections["containerd's mounts"] = mountLines(fmt.Sprintf("/proc/%d/mountinfo", e.PID()), []*Env{e})
 		return s
 	}
@@ -60,14 +59,14 @@ func liveEnvs() []*Env {
 	return envs
 }
 
-func takeSnapshot(envs []*Env, began uint64, places, dirs []string) HostState {
+func takeSnapshot(envs []*Env, places, dirs []string) HostState {
 	s := HostState{sections: map[string][]string{
 		"mounts":         mountLines("/proc/self/mountinfo", envs),
 		"dev":            listing("/dev", isDevice),
 		"cgroups":        cgroups(envs),
 		"run":            listing("/run", func(path string, _ fs.FileMode) bool { return isOwnRun(path, envs) }),
 		"default places": present(places),
-		"processes":      commands(began),
+		"processes":      commands(),
 	}}
 	for _, e := range envs {
 		for _, p := range e.processes() {
