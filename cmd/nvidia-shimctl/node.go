@@ -53,7 +53,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	case runtimeclass.DaemonOf(c.String("target")).Print != nil:
 		return usage(fmt.Errorf("--target %s is not a daemon of this host: a node of %[1]s runs containerd", c.String("target")))
 	}
-	node.LimitMemory()
+	limitMemory(nodeMemory)
 	programs, account, err := node.EnterHost(c.String("host-root"))
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func serveCommand() *cli.Command {
 			if os.Geteuid() != 0 {
 				return errors.New("only root can read which container has which GPU: run serve as root")
 			}
-			serve.LimitMemory()
+			limitMemory(serveMemory)
 			if err := enterHost(c); err != nil {
 				return err
 			}

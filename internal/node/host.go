@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 
@@ -12,17 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
-
-// memoryLimit is a soft limit, in bytes: the programs are held whole, old and new. A pod's limit is
-// twice that and more.
-const memoryLimit = 128 << 20
-
-// LimitMemory sets a soft limit for the memory of this process, unless GOMEMLIMIT does.
-func LimitMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memoryLimit)
-	}
-}
 
 // EnterHost makes the host's root the root of this process. It returns the directories of this
 // program and of the service account, which are then outside that root.

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -51,16 +50,7 @@ const (
 	readTimeout    = 2 * time.Second // for the whole request: it has no body
 	writeTimeout   = 15 * time.Second
 	idleTimeout    = 5 * time.Second
-	// memoryLimit is a soft limit: the collector works harder near it.
-	memoryLimit = 64 << 20
 )
-
-// LimitMemory sets a soft limit for the memory of this process, unless GOMEMLIMIT does.
-func LimitMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memoryLimit)
-	}
-}
 
 // Run serves until SIGTERM or SIGINT, and ends cleanly. Connections beyond the limit wait in the
 // kernel's queue until others end.

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math"
 	"net"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -115,20 +113,5 @@ func TestABodyIsRefused(t *testing.T) {
 		if err != nil || r.StatusCode != http.StatusRequestEntityTooLarge || !r.Close {
 			t.Errorf("%s: %v, %v", name, r, err)
 		}
-	}
-}
-
-func TestMemoryHasALimit(t *testing.T) {
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
-	debug.SetMemoryLimit(math.MaxInt64)
-	t.Setenv("GOMEMLIMIT", "1GiB")
-	LimitMemory()
-	if got := debug.SetMemoryLimit(-1); got != math.MaxInt64 {
-		t.Errorf("GOMEMLIMIT is overridden: %d", got)
-	}
-	t.Setenv("GOMEMLIMIT", "")
-	LimitMemory()
-	if got := debug.SetMemoryLimit(-1); got != memoryLimit {
-		t.Errorf("%d", got)
 	}
 }
