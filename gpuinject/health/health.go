@@ -79,17 +79,15 @@ func (g GPU) String() string {
 // GPU returns the health of the GPU with this PCI address, as procfs has it, if the GPU is sick.
 func (f File) GPU(pci string) (g GPU, sick bool) {
 	for _, g := range f.GPUs {
-		if strings.EqualFold(g.PCI, pci) && g.isSick() {
+		if strings.EqualFold(g.PCI, pci) && g.IsSick() {
 			return g, true
 		}
 	}
 	return GPU{}, false
 }
 
-func (g GPU) isSick() bool { return g.State == Warn || g.State == Refuse }
-
 // IsSick reports whether the health of the GPU is known and not OK.
-func (g *GPU) IsSick() bool { return g != nil && g.isSick() }
+func (g *GPU) IsSick() bool { return g != nil && (g.State == Warn || g.State == Refuse) }
 
 // Load reads the file in a state directory, however old it is. The error is fs.ErrNotExist if there
 // is none.
@@ -125,7 +123,7 @@ func Read(stateDir, driver string, now time.Time) (File, error) {
 	}
 	for _, g := range f.GPUs {
 		// Without a sick GPU another boot's file says what an absent one says.
-		if g.isSick() && f.Boot != BootID() {
+		if g.IsSick() && f.Boot != BootID() {
 			return File{}, fmt.Errorf("%s is of another boot", name)
 		}
 	}

@@ -32,8 +32,6 @@ type Watcher struct {
 	Observe func(ctx context.Context, each func(probe.Observation) error) error
 	// Log gets one line when watching fails for another reason than before.
 	Log io.Writer
-	// Changed, if not nil, is called after a GPU's health has changed.
-	Changed func(health.GPU)
 }
 
 var errOff = errors.New("policy.health is \"off\"")
@@ -80,16 +78,8 @@ func (w Watcher) watch(ctx context.Context) error {
 	defer lock.Close()
 	k := newKeeper(cfg.Host, h.DriverVersion)
 	return w.Observe(ctx, func(o probe.Observation) error {
-		changed := k.add(o, time.Now().Truncate(time.Second))
-		if err := health.Write(cfg.Host.StateDir, k.file); err != nil {
-			return err
-		}
-		if w.Changed != nil {
-			for _, g := range changed {
-				w.Changed(g)
-			}
-		}
-		return nil
+		k.add(o, time.Now().Truncate(time.Second))
+		return health.Write(cfg.Host.StateDir, k.file)
 	})
 }
 
@@ -126,8 +116,8 @@ func module(cfg config.Host) uint64 {
 // maxXids bounds the Xids of a GPU in the file.
 const maxXids = 16
 
-// add adds an observation to the file, and returns the GPUs whose state or reason is another now.
-func (k *keeper) add(o probe.Observation, now time.Time) (changed []health.GPU) {
+// add adds an observation to the file.
+func (k *keeper) add(o probe.Observation, now time.Time) {
 	before := k.file.GPUs
 	k.file.Time, k.file.Unwatched, k.file.GPUs = now, o.Unwatched, []health.GPU{}
 	for _, g := range before { // an observation ends with a GPU that hangs
@@ -150,17 +140,14 @@ func (k *keeper) add(o probe.Observation, now time.Time) (changed []health.GPU) 
 		}
 		g.Xids = bounded(g.Xids)
 		g.State, g.Reason, g.Fix = classify(seen, g.Xids)
-		if g.State == was.State && g.Reason == was.Reason {
-			g.Since = was.Since
-		} else if was.State != "" || g.State != health.OK {
-			changed = append(changed, g)
-		}
-		if g.State == health.OK {
+		switch {
+		case g.State == health.OK:
 			g.Since = time.Time{}
+		case g.State == was.State && g.Reason == was.Reason:
+			g.Since = was.Since
 		}
 		k.file.GPUs = append(k.file.GPUs, g)
 	}
-	return changed
 }
 
 // isRecovered reports whether the driver asked for a recovery action, or an earlier watcher may have
