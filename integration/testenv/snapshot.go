@@ -17,7 +17,7 @@ import (
 )
 
 // HostState is what the tests of this process have on the host: sections ("mounts", "dev",
-// "processes", "cgroups", "run", "default places", the directories that the caller named) with one
+// "processes", "programs", "cgroups", "run", "default places", the directories that the caller named) with one
 // line for each thing. What other programs of the host do meanwhile is not in it.
 type HostState struct {
 	sections map[string][]string
@@ -66,7 +66,8 @@ func takeSnapshot(envs []*Env, places, dirs []string) HostState {
 		"cgroups":        cgroups(envs),
 		"run":            listing("/run", func(path string, _ fs.FileMode) bool { return isOwnRun(path, envs) }),
 		"default places": present(places),
-		"processes":      commands(),
+		"programs":       commands(),
+		"processes":      {},
 	}}
 	for _, e := range envs {
 		for _, p := range e.processes() {
@@ -98,8 +99,8 @@ func (s HostState) Diff(other HostState) string {
 			for n := count[line]; n > 0; n-- {
 				fmt.Fprintf(&b, "%s: + %s\n", name, line)
 			}
-			// A process that was about to end is not missing.
-			for n := count[line]; n < 0 && name != "processes"; n++ {
+			// A program of the tests that was about to end is not missing.
+			for n := count[line]; n < 0 && name != "programs"; n++ {
 				fmt.Fprintf(&b, "%s: - %s\n", name, line)
 			}
 		}

@@ -121,7 +121,7 @@ func TestSnapshotSeesWhatIsLeft(t *testing.T) {
 			cmd := exec.Command("sleep", "603")
 			cmd.Dir = "/"
 			return run(t, cmd)
-		}, "processes: + sleep 603"},
+		}, "programs: + sleep 603"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := e.Snapshot(t, state, e.State)
