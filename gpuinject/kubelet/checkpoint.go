@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// CheckpointFile is the kubelet's checkpoint. Its directory is DevicePluginPath of the device plugin API, a
-// constant that no --root-dir changes. A variable for the tests.
+// CheckpointFile is the kubelet's checkpoint. Its directory is DevicePluginPath of the device
+// plugin API, a constant that no --root-dir changes. A variable for the tests.
 var CheckpointFile = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 
 // maxSize bounds the file, in bytes. An entry has some hundred, those of many nodes or mounts a few
@@ -36,9 +36,9 @@ type entry struct {
 	AllocResp     json.RawMessage
 }
 
-// readPod returns the devices that the kubelet allocated to a pod, by container: those that the device
-// plugin's response names by UUID, of any resource, otherwise the ids, of resources that can be GPUs.
-// A container without such a device is not among them.
+// readPod returns the devices that the kubelet allocated to a pod, by container: those that the
+// device plugin's response names by UUID, of any resource, otherwise the ids, of resources that can
+// be GPUs. A container without such a device is not among them.
 func readPod(file, uid string) (containers map[string][]string, err error) {
 	if uid == "" {
 		return nil, errors.New("the container's specification does not have its pod's UID")

@@ -7,11 +7,11 @@
 //
 // Ids of other plugins' resources are not devices: only full names of GPUs and MIG devices count.
 //
-// The kubelet writes the checkpoint when it admits a pod, before any container of the pod is created, and
-// a pod whose write fails is not admitted: pkg/kubelet/cm/devicemanager of Kubernetes. It replaces
-// the file by rename after fsync, so a reader sees the old state or the new one, never a part.
-// Another process can still have damaged it, and a later kubelet can use another format: a file
-// that is not exactly in the known format is an error, and the caller asks elsewhere.
+// The kubelet writes the checkpoint when it admits a pod, before any container of the pod is
+// created, and a pod whose write fails is not admitted: pkg/kubelet/cm/devicemanager of Kubernetes.
+// It replaces the file by rename after fsync, so a reader sees the old state or the new one, never
+// a part. Another process can still have damaged it, and a later kubelet can use another format: a
+// file that is not exactly in the known format is an error, and the caller asks elsewhere.
 //
 // The checksum in the file is not checked. It is FNV-32 over a dump of the kubelet's own Go types,
 // with their names, so it can change with any version of the kubelet; it finds damage, which the

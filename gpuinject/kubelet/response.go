@@ -9,7 +9,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Fields of the device plugin API's messages (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto).
+// Fields of the device plugin API's messages
+// (k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto).
 const (
 	responseEnvs        = 1 // map<string, string>
 	responseMounts      = 2 // repeated Mount
@@ -90,8 +91,8 @@ func entryOf(message []byte) (first, second string) {
 	return first, second
 }
 
-// fields calls fn for each field of a message that has a length, until it returns false. ok is false
-// then, or if the message is malformed.
+// fields calls fn for each field of a message that has a length, until it returns false. ok is
+// false then, or if the message is malformed.
 func fields(message []byte, fn func(protowire.Number, []byte) bool) (ok bool) {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)

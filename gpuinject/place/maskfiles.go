@@ -22,8 +22,8 @@ type shown struct {
 	line string
 }
 
-// maskFiles returns the files of a mask that shows GPUs, by their bus ids, the rights of MIG, and what
-// goes with other classes of devices.
+// maskFiles returns the files of a mask that shows GPUs, by their bus ids, the rights of MIG, and
+// what goes with other classes of devices.
 func maskFiles(procRoot string, gpus []string, rights []device.Capability, classes []string) (list []procmask.File, err error) {
 	// ModifyDeviceFiles lets NVIDIA's libraries make device nodes by themselves, and is 1 if it is
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of

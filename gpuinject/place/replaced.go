@@ -45,8 +45,8 @@ func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Chan
 }
 
 // isCDIMount reports whether a mount comes from NVIDIA's CDI specification: a file of this host's
-// driver, with the destination and options that nvidia-ctk writes, or request.VoidMount. A user's own mount of the same
-// file has other options.
+// driver, with the destination and options that nvidia-ctk writes, or request.VoidMount. A user's
+// own mount of the same file has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !IsBind(m) {
 		return false

@@ -90,9 +90,10 @@ func SplitName(name string) (stem, version string, ok bool) {
 	return stem, strings.TrimPrefix(rest, "."), true
 }
 
-// neverGiven are libraries of the driver's version that containers never get, besides the widgets of
-// nvidia-settings (libnvidia-gtk*): its X extension, the X server's module, which has another place, and the dispatching
-// libraries of drivers without libglvnd, which would take the place of the image's.
+// neverGiven are libraries of the driver's version that containers never get, besides the widgets
+// of nvidia-settings (libnvidia-gtk*): its X extension, the X server's module, which has another
+// place, and the dispatching libraries of drivers without libglvnd, which would take the place of
+// the image's.
 var neverGiven = []string{
 	"libXNVCtrl", "libXvMCNVIDIA", "libglxserver_nvidia",
 	"libGL", "libEGL", "libGLX", "libGLESv1_CM", "libGLESv2", "libGLdispatch", "libOpenGL", "libOpenCL",
