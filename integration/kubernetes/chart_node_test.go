@@ -262,26 +262,22 @@ func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 	}
 }
 
-// processOf is the directory of a process that executes the file at path in its own file tree.
-func processOf(t *testing.T, path string) string {
+// mountsOf is the mount table of a process that executes the file at path in its own file tree. The
+// table names mount: the host may have the same programs of other tests.
+func mountsOf(t *testing.T, path, mount string) string {
 	t.Helper()
 	programs, err := filepath.Glob("/proc/[0-9]*/exe")
 	simtest.Check(t, err)
 	for _, program := range programs {
-		if at, err := os.Readlink(program); err == nil && at == path {
-			return filepath.Dir(program)
+		if at, err := os.Readlink(program); err != nil || at != path {
+			continue
+		}
+		if table, err := os.ReadFile(filepath.Join(filepath.Dir(program), "mountinfo")); err == nil && strings.Contains(string(table), mount) {
+			return string(table)
 		}
 	}
-	t.Fatalf("no process executes %s", path)
+	t.Fatalf("no process executes %s where %s is mounted", path, mount)
 	return ""
-}
-
-// nodeMounts is the mount table of the chart's pod.
-func nodeMounts(t *testing.T) string {
-	t.Helper()
-	table, err := os.ReadFile(filepath.Join(processOf(t, "/usr/bin/nvidia-shimctl"), "mountinfo"))
-	simtest.Check(t, err)
-	return string(table)
 }
 
 // uninstallAsNoted upgrades the release with the command in the chart's notes.
@@ -326,12 +322,12 @@ func TestChartInstallsTheNode(t *testing.T) {
 	gpu.Spec.RuntimeClassName = new(chartHandler)
 	c.startPod(t, gpu)
 	given := c.checkAllocated(t, gpu, "main", true, 1)
-	processOf(t, filepath.Join(c.binDir(), "containerd-shim-nvidia-v2"))
+	mountsOf(t, filepath.Join(c.binDir(), "containerd-shim-nvidia-v2"), "")
 
-	metrics, err := newAPI("http://"+nodeIP+":3476", "").raw("GET", "/metrics", "", nil)
-	if err != nil || !strings.Contains(string(metrics), given[0].UUID) {
-		t.Errorf("no metrics of GPU %s: %v\n%s", given[0].UUID, err, metrics)
-	}
+	testenv.Await(t, "metrics of the GPU", func() bool { // the state from before the installation is kept for a second
+		metrics, err := newAPI("http://"+nodeIP+":3476", "").raw("GET", "/metrics", "", nil)
+		return err == nil && strings.Contains(string(metrics), given[0].UUID)
+	})
 
 	// NVIDIA's toolkit writes the file that it found when it ends.
 	simtest.Check(t, os.WriteFile(c.config(), config, 0o600))
@@ -348,7 +344,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	c.check(t, gpu, "main", true, given...)
 	simtest.Check(t, unix.Unmount(host.root+"/var/lib/kubelet", unix.MNT_DETACH))
-	if table := nodeMounts(t); strings.Contains(table, "/var/lib/kubelet ") {
+	if table := mountsOf(t, "/usr/bin/nvidia-shimctl", host.root); strings.Contains(table, "/var/lib/kubelet ") {
 		t.Errorf("the pod keeps what the host has unmounted:\n%s", table)
 	}
 
