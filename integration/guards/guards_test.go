@@ -1,12 +1,16 @@
 package guards
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +27,84 @@ func check(t *testing.T, err error) {
 	}
 }
 
+// guard is a guard of the product.
+type guard struct {
+	name, file string
+	dir, test  string                              // the package and the name of its test
+	remove     func(source string) (string, error) // returns the source of its file without it
+}
+
+// load joins the rows of the table to the marks of the product.
+func load(t *testing.T) []guard {
+	t.Helper()
+	files := markedFiles(t)
+	var list []guard
+	for _, row := range table {
+		if len(row) < 2 || len(row) > 4 || files[row[0]] == "" {
+			t.Errorf("%q: a row has two to four texts, and its guard one mark in the source", row)
+			continue
+		}
+		list = append(list, newGuard(row[0], files[row[0]], row[1], func(source string) (string, error) {
+			return remove(source, row)
+		}))
+		delete(files, row[0])
+	}
+	for name, file := range files {
+		t.Errorf("%s has a mark without a row: %s", file, name)
+	}
+	for _, u := range rest {
+		list = append(list, newGuard(u.name, u.file, u.test, func(source string) (string, error) {
+			if n := strings.Count(source, u.old); n != 1 {
+				return "", fmt.Errorf("%q is there %d times", u.old, n)
+			}
+			return strings.Replace(source, u.old, u.new, 1), nil
+		}))
+	}
+	return list
+}
+
+func newGuard(name, file, test string, remove func(string) (string, error)) guard {
+	dir, test, ok := strings.Cut(test, " ")
+	if !ok {
+		dir, test = path.Dir(file), dir
+	}
+	return guard{name, file, dir, test, remove}
+}
+
+// markedFiles returns the file of each guard that is marked.
+func markedFiles(t *testing.T) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := fs.WalkDir(os.DirFS(root), ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err == nil && d.IsDir() && (name == "integration" || name == "bin" || name == ".git"):
+			return fs.SkipDir
+		case err != nil || path.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go"):
+			return err
+		}
+		source, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || !bytes.Contains(source, []byte("guard:")) {
+			return err
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, name, source, parser.ParseComments|parser.SkipObjectResolution)
+		check(t, err)
+		marks, err := findMarks(fset, file, string(source))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, m := range marks {
+			if other := files[m.name]; other != "" {
+				t.Errorf("%s and %s have the mark %q", other, name, m.name)
+			}
+			files[m.name] = name
+		}
+		return nil
+	})
+	check(t, err)
+	return files
+}
+
 // overlay writes an overlay for the go command in which the guards are removed, and returns its
 // name.
 func overlay(t *testing.T, list ...guard) string {
@@ -35,10 +117,12 @@ func overlay(t *testing.T, list ...guard) string {
 			check(t, err)
 			sources[g.file] = string(data)
 		}
-		if n := strings.Count(sources[g.file], g.old); n != 1 {
-			t.Errorf("%s: %s has %q %d times", g.name, g.file, g.old, n)
+		source, err := g.remove(sources[g.file])
+		if err != nil {
+			t.Errorf("%s: %s: %v", g.name, g.file, err)
+			continue
 		}
-		sources[g.file] = strings.Replace(sources[g.file], g.old, g.new, 1)
+		sources[g.file] = source
 	}
 	replace := map[string]string{}
 	for file, text := range sources {
@@ -55,7 +139,7 @@ func overlay(t *testing.T, list ...guard) string {
 }
 
 func TestTheTableFitsTheSource(t *testing.T) {
-	packages := []string{}
+	guards, packages := load(t), []string{}
 	for _, g := range guards {
 		overlay(t, g)
 		if dir := "./" + filepath.Dir(g.file); !slices.Contains(packages, dir) {
@@ -73,20 +157,19 @@ func TestTheTableFitsTheSource(t *testing.T) {
 }
 
 func TestTheTestsExist(t *testing.T) {
-	for _, g := range guards {
-		dir, test := g.where()
-		names, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+	for _, g := range load(t) {
+		names, err := filepath.Glob(filepath.Join(root, g.dir, "*_test.go"))
 		check(t, err)
 		found := slices.ContainsFunc(names, func(name string) bool {
 			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
 			check(t, err)
 			return slices.ContainsFunc(file.Decls, func(d ast.Decl) bool {
 				fn, ok := d.(*ast.FuncDecl)
-				return ok && fn.Recv == nil && fn.Name.Name == test
+				return ok && fn.Recv == nil && fn.Name.Name == g.test
 			})
 		})
 		if !found {
-			t.Errorf("%s: %s has no %s", g.name, dir, test)
+			t.Errorf("%s: %s has no %s", g.name, g.dir, g.test)
 		}
 	}
 }
@@ -96,14 +179,13 @@ func TestThePageHasTheTable(t *testing.T) {
 	const end = "|\n"
 	var areas []string
 	tables := map[string]string{}
-	for _, g := range guards {
-		_, test := g.where()
+	for _, g := range load(t) {
 		area, rule, _ := strings.Cut(g.name, ": ")
 		if tables[area] == "" {
 			areas = append(areas, area)
 			tables[area] = "|**" + area + "**||\n"
 		}
-		line := "|`" + test + "`|"
+		line := "|`" + g.test + "`|"
 		if before, after, ok := strings.Cut(tables[area], line); ok {
 			have, others, _ := strings.Cut(after, end)
 			tables[area] = before + line + have + "; " + rule + end + others

@@ -30,9 +30,8 @@ func run(t *testing.T, dir, tests string, flags ...string) (output string, err e
 
 func TestEveryTestPassesWithItsGuard(t *testing.T) {
 	tests := map[string]string{}
-	for _, g := range guards {
-		dir, test := g.where()
-		tests[dir] = strings.TrimPrefix(tests[dir]+"|"+test, "|")
+	for _, g := range load(t) {
+		tests[g.dir] = strings.TrimPrefix(tests[g.dir]+"|"+g.test, "|")
 	}
 	for dir, list := range tests {
 		if out, err := run(t, dir, list); err != nil {
@@ -42,17 +41,16 @@ func TestEveryTestPassesWithItsGuard(t *testing.T) {
 }
 
 func TestNoTestPassesWithoutItsGuard(t *testing.T) {
-	for _, g := range guards {
+	for _, g := range load(t) {
 		t.Run(g.name, func(t *testing.T) {
-			dir, test := g.where()
-			out, err := run(t, dir, test, "-overlay="+overlay(t, g))
+			out, err := run(t, g.dir, g.test, "-overlay="+overlay(t, g))
 			switch {
 			case err == nil:
-				t.Errorf("%s passes without the guard in %s", test, g.file)
-			case !strings.Contains(out, "--- FAIL: "+test) || strings.Contains(out, "panic: test timed out"):
-				t.Errorf("%s of %s does not fail as a test does: %v\n%s", test, dir, err, out)
+				t.Errorf("%s passes without the guard in %s", g.test, g.file)
+			case !strings.Contains(out, "--- FAIL: "+g.test) || strings.Contains(out, "panic: test timed out"):
+				t.Errorf("%s of %s does not fail as a test does: %v\n%s", g.test, g.dir, err, out)
 			default:
-				t.Logf("caught by %s of %s", test, dir)
+				t.Logf("caught by %s of %s", g.test, g.dir)
 			}
 		})
 	}

@@ -1,28 +1,17 @@
 package guards
 
-import (
-	"path"
-	"strings"
-)
+// table has a row for each mark of the product: the guard's name, which is its area and what it
+// does, and the test that fails without it, prefixed by the directory of its package if that is not
+// the guard's. By default a marked condition never holds and a marked statement is not executed.
+// Where that does not do, the row names a part of the marked line, which is then cut out (an operand
+// of ||, && and | decides nothing), or a part and what replaces it.
+var table = [][]string{}
 
-// guard is one guard of the product.
-type guard struct {
-	name     string // as in docs/guards.md: its area and what it does
-	file     string
-	old, new string // a text of the file, and what it is without the guard
-	test     string // the test that then fails, prefixed by the directory of its package if that is another
-}
+// unmarked is a guard that has no mark yet: a text of its file, what it is without the guard, and
+// the test.
+type unmarked struct{ name, file, old, new, test string }
 
-// where returns the directory and the name of the test.
-func (g guard) where() (dir, test string) {
-	dir, test, ok := strings.Cut(g.test, " ")
-	if !ok {
-		return path.Dir(g.file), g.test
-	}
-	return dir, test
-}
-
-var guards = []guard{
+var rest = []unmarked{
 	// Files of an image (I3).
 	{"image: inside its root", "gpuinject/image/root.go",
 		"resolve = unix.RESOLVE_IN_ROOT |", "resolve = 0 |",
