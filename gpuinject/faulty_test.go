@@ -10,13 +10,13 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // The fault of one GPU touches only containers that get this GPU.
 func TestAFaultyGPU(t *testing.T) {
 	h := newHost(t, sim.Options{GPUs: 3})
-	simtest.Check(t, os.Remove(filepath.Join(h.ProcRoot, "driver/nvidia/gpus", h.GPUs[1].BusID, "information")))
+	testtree.Check(t, os.Remove(filepath.Join(h.ProcRoot, "driver/nvidia/gpus", h.GPUs[1].BusID, "information")))
 	const faulty = "refused: GPU 1 "
 	node := func(i int) func(*specs.Spec) { return withNode(h.Majors.GPU, h.GPUs[i].Minor) }
 	byCDI := func(i int) func(*specs.Spec) {

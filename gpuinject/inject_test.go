@@ -21,7 +21,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestInject(t *testing.T) {
@@ -325,7 +325,7 @@ func TestAnImageThatCouldNotBeReadIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	simtest.LimitDescriptors(t, 0, func() {
+	testtree.LimitDescriptors(t, 0, func() {
 		if root.IsFile("etc/ld.so.cache") {
 			t.Error("an empty image has a cache")
 		}

@@ -22,16 +22,16 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
-var check = simtest.Check
+var check = testtree.Check
 
 // simulated is the driver of most tests: four GPUs whose minor numbers are not their indices.
 var simulated *sim.Driver
 
 func TestMain(m *testing.M) {
-	simtest.InOwnMounts()
+	testtree.InOwnMounts()
 	os.Exit(withDriver(m))
 }
 
@@ -98,7 +98,7 @@ func simulatedHost(t testing.TB) *testHost {
 
 func newHost(t testing.TB, o sim.Options) *testHost {
 	t.Helper()
-	d := simtest.New(t, o)
+	d := sim.New(t, o)
 	return &testHost{Driver: d, cfg: configOf(t, d)}
 }
 

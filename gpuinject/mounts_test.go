@@ -19,8 +19,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestVolumes(t *testing.T) {
@@ -96,7 +96,7 @@ func TestACompatibilityPackageReplacesAFixedSet(t *testing.T) {
 			for _, name := range names {
 				stem, _, _ := strings.Cut(name, ".so")
 				machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-				writeFile(t, filepath.Join(root, "usr/local/cuda/compat", name), string(elffile.Library(elf.ELFCLASS64, machine, stem+".so.1")), 0o644)
+				writeFile(t, filepath.Join(root, "usr/local/cuda/compat", name), testtree.Library(elf.ELFCLASS64, machine, stem+".so.1"), 0o644)
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // say makes the watcher's file say that these GPUs are sick, by index.
@@ -26,8 +26,8 @@ func (h *testHost) say(t testing.TB, states map[int]string) {
 		}
 		f.GPUs = append(f.GPUs, state)
 	}
-	simtest.Check(t, os.MkdirAll(h.cfg.Host.StateDir, 0o700))
-	simtest.Check(t, health.Write(h.cfg.Host.StateDir, f))
+	testtree.Check(t, os.MkdirAll(h.cfg.Host.StateDir, 0o700))
+	testtree.Check(t, health.Write(h.cfg.Host.StateDir, f))
 }
 
 func refuseSick(c *config.Config) { c.Policy.Health = config.Refuse }

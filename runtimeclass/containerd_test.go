@@ -14,13 +14,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-var check = simtest.Check
+var check = testtree.Check
 
 const testConfig = "/etc/containerd/config.toml"
 
@@ -208,13 +208,13 @@ func TestInstallContainerd(t *testing.T) {
 	for _, c := range registrations {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := containerdTree(t, c.config, c.extra, c.daemon), containerdOptions(c.reg)
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			plan, err := register(h, o)
-			if now := simtest.Contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || plan.Diff() == "" || len(plan.Notes) == 0 {
+			if now := testtree.Contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || plan.Diff() == "" || len(plan.Notes) == 0 {
 				t.Fatalf("the plan changed files, or says nothing: %+v %v", plan, err)
 			}
 			applied(t)(plan, err)
-			after := simtest.Contents(t, h.Root)
+			after := testtree.Contents(t, h.Root)
 			checkKept(t, before, after, cmp.Or(c.changed, testConfig))
 			checkRegistered(t, h, o.Registration, c.want, theDefault(c.config, c.reg))
 			checkUndone(t, h, o, before)
@@ -226,13 +226,13 @@ func TestInstallContainerd(t *testing.T) {
 // earlier files.
 func checkUndone(t *testing.T, h Host, o Options, before map[string]string) {
 	t.Helper()
-	after := simtest.Contents(t, h.Root)
+	after := testtree.Contents(t, h.Root)
 	again := applied(t)(register(h, o))
-	if now := simtest.Contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
+	if now := testtree.Contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
 		t.Errorf("a second installation changes:\n%s", again.Diff())
 	}
 	applied(t)(unregister(h, o))
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before:\n%v\nwant\n%v", now, before)
 	}
 }
@@ -301,7 +301,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 // is still that of the first installation.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	for i, s := range []struct {
 		daemon semver.Version
 		reg    Registration
@@ -328,7 +328,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 		if err != nil || len(c.Runtimes) != min(i, 1)+2 || !c.Runtimes["nvidia"].Ours() {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
 		}
-		if backup, ok := simtest.Contents(t, h.Root)[testConfig+hosttree.BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
+		if backup, ok := testtree.Contents(t, h.Root)[testConfig+hosttree.BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
 			t.Errorf("step %d: the back-up is not the first state: %s", i, backup)
 		}
 	}
@@ -375,13 +375,13 @@ func TestInstallKeepsLinks(t *testing.T) {
 	h := containerdTree(t, "none", "v2-1.7.toml", v237)
 	write(t, h.Real(target), "version = 2\nimports = [\"extra.toml\", \"config.toml\"]\n")
 	check(t, os.Symlink(target, h.Real(testConfig)))
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	o := containerdOptions(Registration{})
 	applied(t)(register(h, o))
 	if to, err := os.Readlink(h.Real(testConfig)); err != nil || to != target {
 		t.Errorf("link %q, %v", to, err)
 	}
-	checkKept(t, before, simtest.Contents(t, h.Root), target)
+	checkKept(t, before, testtree.Contents(t, h.Root), target)
 	checkRegistered(t, h, o.Registration, withCgroup, "runc")
 	checkUndone(t, h, o, before)
 }
@@ -440,7 +440,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 			t.Run(version.String()+"/"+c.name, func(t *testing.T) {
 				h := containerdTree(t, c.config, c.extra, version)
 				// The program sees the files at their real paths.
-				for name := range simtest.Contents(t, h.Root) {
+				for name := range testtree.Contents(t, h.Root) {
 					p := h.Real(name)
 					data := regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(read(t, p), []byte("${1}"+h.Root+"/etc/containerd/"))
 					// containerd 1.7 omits disabled plugins from its dump.
@@ -482,12 +482,12 @@ func TestReplaceNVIDIAsDropIn(t *testing.T) {
 	for _, daemon := range []semver.Version{{}, v1735, v2010, v229, v242} {
 		for name, main := range map[string]string{"in the drop-in": imports, "in both": imports + strings.TrimPrefix(nvidiaTOML, "version = 2\n")} {
 			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{testConfig: main, theirs: nvidiaTOML})}, Daemon: daemon}
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			if _, err := register(h, containerdOptions(Registration{})); err == nil || !strings.Contains(err.Error(), "--replace") {
 				t.Errorf("%s, %s, without --replace: %v", name, daemon, err)
 			}
 			applied(t)(register(h, containerdOptions(Registration{Replace: true})))
-			after := simtest.Contents(t, h.Root)
+			after := testtree.Contents(t, h.Root)
 			c, err := ReadConfiguration(h, testConfig)
 			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() || r.Options["BinaryName"] == "/usr/bin/nvidia-container-runtime" && (daemon == semver.Version{} || h.mergesImports()) {
 				t.Errorf("%s, %s: %+v %v", name, daemon, r, err)
@@ -507,7 +507,7 @@ func TestReplaceNVIDIAsDropIn(t *testing.T) {
 // What an installation replaced stays replaced without --replace, and with a further handler.
 func TestInstallAgainAfterReplace(t *testing.T) {
 	h := containerdTree(t, "toolkit.toml", "", v242)
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	applied(t)(register(h, containerdOptions(Registration{Replace: true})))
 	for _, reg := range []Registration{{}, {Handler: "gpu"}, {}} {
 		again, err := register(h, containerdOptions(reg))
@@ -522,7 +522,7 @@ func TestInstallAgainAfterReplace(t *testing.T) {
 	checkUndone(t, h, containerdOptions(Registration{}), before)
 
 	h = dockerTree(t, `{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
-	before = simtest.Contents(t, h.Root)
+	before = testtree.Contents(t, h.Root)
 	for _, reg := range []Registration{{Replace: true}, {Handler: "gpu"}, {}} {
 		applied(t)(register(h, dockerOptions(reg)))
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
@@ -66,11 +66,11 @@ func TestInstallDocker(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := dockerTree(t, c.text), dockerOptions(c.reg)
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			if p := applied(t)(register(h, o)); p.Restart.String() != "systemctl reload docker" {
 				t.Errorf("%s", p.Restart)
 			}
-			after := simtest.Contents(t, h.Root)
+			after := testtree.Contents(t, h.Root)
 			if got := string(read(t, h.Real(DefaultDockerConfig))); got != c.want {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
@@ -87,7 +87,7 @@ func TestInstallDocker(t *testing.T) {
 func TestInstallDockerKeepsTheDefault(t *testing.T) {
 	for text, other := range map[string]string{"none": "", "{}": "", `{"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}`: "crun"} {
 		h := dockerTree(t, text)
-		before := simtest.Contents(t, h.Root)
+		before := testtree.Contents(t, h.Root)
 		restart := "reload"
 		if other == "" {
 			restart = "restart"
@@ -116,7 +116,7 @@ func TestInstallDockerKeepsTheDefault(t *testing.T) {
 			}
 		}
 		uninstall(t, h, withDocker(options(t)))
-		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 			t.Errorf("not as before: %v", now)
 		}
 	}
@@ -125,7 +125,7 @@ func TestInstallDockerKeepsTheDefault(t *testing.T) {
 // The record says that install made the file.
 func TestInstallDockerMakesTheFile(t *testing.T) {
 	h, o := dockerTree(t, "none"), withDocker(options(t))
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	for range 2 {
 		applied(t)(Install(h, o))
 		if got := string(read(t, h.Real(DefaultDockerConfig))); got != ourDockerRuntime || h.Exists(DefaultDockerConfig+hosttree.BackupSuffix) {
@@ -133,7 +133,7 @@ func TestInstallDockerMakesTheFile(t *testing.T) {
 		}
 	}
 	uninstall(t, h, o)
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 }
@@ -163,7 +163,7 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 	} {
 		program := filepath.Join(t.TempDir(), "dockerd")
 		write(t, program, "#!/bin/sh\necho '"+text+"'\n")
-		simtest.Check(t, os.Chmod(program, 0o755))
+		testtree.Check(t, os.Chmod(program, 0o755))
 		h := dockerTree(t, "{}")
 		var err error
 		if h.Daemon, err = DaemonVersion(t.Context(), program); err != nil {
@@ -206,7 +206,7 @@ func TestInstallDockerSetsUpWhatTheVersionCanDo(t *testing.T) {
 		if c.hook != "" {
 			write(t, h.Real(c.hook), "")
 		}
-		before := simtest.Contents(t, h.Root)
+		before := testtree.Contents(t, h.Root)
 		o.GPUsFlag, o.PrepareUnit = c.flag, false
 		o.CDI = []hosttree.Change{{Kind: hosttree.Generated, Path: "/etc/cdi/nvidia.yaml", After: []byte("devices: []\n")}}
 		p, err := Install(h, o)
@@ -230,7 +230,7 @@ func TestInstallDockerSetsUpWhatTheVersionCanDo(t *testing.T) {
 			t.Errorf("%+v: features %v", c, config["features"])
 		}
 		uninstall(t, h, o)
-		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%+v: not as before: %v", c, now)
 		}
 	}
@@ -331,7 +331,7 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 func TestTheLinkForTheGPUsFlag(t *testing.T) {
 	for dir, to := range map[string]string{DefaultBinDir: CtlName, PackageBinDir: "/usr/bin/" + CtlName, "/opt/x": "/opt/x/" + CtlName} {
 		h := dockerTree(t, "{}")
-		before := simtest.Contents(t, h.Root)
+		before := testtree.Contents(t, h.Root)
 		o := options(t)
 		o.Target, o.ConfigFile, o.PrepareUnit, o.Registration.BinDir = Docker, DefaultDockerConfig, false, dir
 		applied(t)(Install(h, o))
@@ -351,7 +351,7 @@ func TestTheLinkForTheGPUsFlag(t *testing.T) {
 		}
 		p = applied(t)(Uninstall(h, o))
 		_, err := p.RemovePrograms(procfs.FS(t.TempDir()))
-		if now := simtest.Contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || !slices.Contains(p.Removed(), cdiHookLink) {
+		if now := testtree.Contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || !slices.Contains(p.Removed(), cdiHookLink) {
 			t.Errorf("%s: %v, after uninstall: %v", dir, err, now)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // dumper creates a program that prints one text as its dump as long as a file has no runtime of
@@ -58,14 +58,14 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := tree(t, map[string]string{testConfig: "version = 2\n" + c.config})
-			files := simtest.Contents(t, root)
+			files := testtree.Contents(t, root)
 			o := containerdOptions(c.reg)
 			o.ConfigFile = filepath.Join(root, testConfig)
 			p, err := register(Host{Daemon: v242, Program: dumper(t, c.before, c.after)}, o)
 			check(t, err)
 			err = p.Apply()
 			if c.want == "" {
-				if err != nil || reflect.DeepEqual(simtest.Contents(t, root), files) {
+				if err != nil || reflect.DeepEqual(testtree.Contents(t, root), files) {
 					t.Errorf("not applied: %v", err)
 				}
 				return
@@ -73,7 +73,7 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error %v, want one line with %q", err, c.want)
 			}
-			if now := simtest.Contents(t, root); !reflect.DeepEqual(now, files) {
+			if now := testtree.Contents(t, root); !reflect.DeepEqual(now, files) {
 				t.Errorf("changed: %v", now)
 			}
 		})
@@ -89,14 +89,14 @@ func TestUninstallIsTakenBackWhileContainerdHasARuntimeOfOurs(t *testing.T) {
 		o := containerdOptions(Registration{})
 		o.ConfigFile = filepath.Join(root, testConfig)
 		applied(t)(register(Host{Daemon: v242}, o))
-		files := simtest.Contents(t, root)
+		files := testtree.Contents(t, root)
 		p, err := unregister(Host{Daemon: v242, Program: dumper(t, prints(after), prints(named+ours))}, o)
 		check(t, err)
 		err = p.Apply()
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("error %v, want %q", err, want)
 		}
-		if unchanged := reflect.DeepEqual(simtest.Contents(t, root), files); unchanged != (want != "") {
+		if unchanged := reflect.DeepEqual(testtree.Contents(t, root), files); unchanged != (want != "") {
 			t.Errorf("%q: unchanged %v", want, unchanged)
 		}
 	}

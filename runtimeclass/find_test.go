@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -17,7 +17,7 @@ import (
 // hostWith is a tree with files and processes. Those of others are a user's and a container's.
 func hostWith(t *testing.T, files map[string]string, runs, others []string) (Host, procfs.FS) {
 	t.Helper()
-	r := simtest.Root{TB: t, Dir: tree(t, files)}
+	r := testtree.Root{TB: t, Dir: tree(t, files)}
 	const proc = "processes"
 	r.Process(proc, 1, "/sbin/init", nil)
 	for i, command := range append(runs[:len(runs):len(runs)], slices.Concat(others, others)...) {

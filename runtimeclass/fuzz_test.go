@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
@@ -65,14 +65,14 @@ func installAndUninstall(t *testing.T, h Host, o Options, check func(Host)) {
 	if err != nil || p.Apply() != nil {
 		return
 	}
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	if p, err = register(h, o); err != nil {
 		return
 	}
 	applied(t)(p, nil)
 	check(h)
 	applied(t)(unregister(h, o))
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("before\n%q\nnow\n%q", before, now)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -57,7 +57,7 @@ func TestThePackagesUnitIsEnabled(t *testing.T) {
 	o := options(t)
 	o.Registration.BinDir = PackageBinDir
 	write(t, h.Real(packagedUnit), "[Unit]\n")
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	applied(t)(Install(h, o))
 	if to, err := os.Readlink(h.Real(UnitLink)); err != nil || to != packagedUnit || h.Exists(UnitPath) {
 		t.Errorf("enabled: %q, %v; a unit in /etc: %v", to, err, h.Exists(UnitPath))
@@ -65,14 +65,14 @@ func TestThePackagesUnitIsEnabled(t *testing.T) {
 	removal := applied(t)(Uninstall(h, o))
 	_, err := removal.RemovePrograms(procfs.FS(t.TempDir()))
 	check(t, err)
-	if after := simtest.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
+	if after := testtree.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
 		t.Errorf("after uninstall: %v, before: %v", after, before)
 	}
 }
 
 func TestInstallAndUninstallEverything(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	o := options(t)
 	plan, err := Install(h, o)
 	check(t, err)
@@ -104,7 +104,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 
 	removal := applied(t)(Uninstall(h, o))
 	// A running shim keeps its file, by whatever name; one of a user or a container does not.
-	r := simtest.Root{TB: t, Dir: t.TempDir()}
+	r := testtree.Root{TB: t, Dir: t.TempDir()}
 	check(t, os.Link(shim, filepath.Join(r.Dir, ShimName)))
 	r.Process("proc", 7, ShimName, nil)
 	if stay, err := removal.RemovePrograms(procfs.FS(r.Dir + "/proc")); err != nil || len(stay) != 3 {
@@ -116,7 +116,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	if stay, err := applied(t)(Uninstall(h, o)).RemovePrograms(procfs.FS(r.Dir + "/proc")); err != nil || len(stay) != 0 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	if plan, err = Uninstall(h, o); err != nil || len(changedFiles(plan)) > 0 || !strings.Contains(strings.Join(plan.Notes, ""), "install registered nothing") {
@@ -133,8 +133,8 @@ func TestInstallRefuses(t *testing.T) {
 	} {
 		h, o := containerdTree(t, "none", "", v242), options(t)
 		change(&o, h)
-		before := simtest.Contents(t, h.Root)
-		if _, err := Install(h, o); err == nil || !strings.Contains(err.Error(), want) || !reflect.DeepEqual(simtest.Contents(t, h.Root), before) {
+		before := testtree.Contents(t, h.Root)
+		if _, err := Install(h, o); err == nil || !strings.Contains(err.Error(), want) || !reflect.DeepEqual(testtree.Contents(t, h.Root), before) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
@@ -147,7 +147,7 @@ func TestAConfigurationWithoutSettingsMakesWay(t *testing.T) {
 			h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 			o.WriteShimConfig, o.KubeletSocket = toolkit, "/data/kubelet/pod-resources/kubelet.sock"
 			write(t, h.Real(o.ShimConfig), text)
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			for range 2 {
 				applied(t)(Install(h, o))
 				got := string(read(t, h.Real(o.ShimConfig)))
@@ -156,7 +156,7 @@ func TestAConfigurationWithoutSettingsMakesWay(t *testing.T) {
 				}
 			}
 			uninstall(t, h, o)
-			if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 				t.Errorf("%q: not as before: %v", text, now)
 			}
 		}
@@ -193,7 +193,7 @@ func TestUndo(t *testing.T) {
 		shim := h.Real("/usr/local/bin/" + ShimName)
 		write(t, shim, "an older program\n")
 		check(t, os.Chmod(shim, hosttree.ProgramMode))
-		before := simtest.Contents(t, h.Root)
+		before := testtree.Contents(t, h.Root)
 		plan, err := Install(h, o)
 		check(t, err)
 		undo, err := plan.Undo()
@@ -212,7 +212,7 @@ func TestUndo(t *testing.T) {
 		}
 		_, err = undo.RemovePrograms(procfs.FS(t.TempDir()))
 		check(t, err)
-		if after := simtest.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
+		if after := testtree.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
 			t.Errorf("after %d changes: %v, want %v", made, after, before)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
@@ -83,7 +83,7 @@ func TestADaemonIsOneFile(t *testing.T) {
 	if d := DaemonOf("invented"); !d.HasConfig() || Daemons()[1].Name != d.Name {
 		t.Errorf("%+v is not among %+v", d, Daemons())
 	}
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	o := options(t)
 	o.Target, o.ConfigFile = found[0].Target, found[0].ConfigFile
 	for range 2 {
@@ -103,7 +103,7 @@ func TestADaemonIsOneFile(t *testing.T) {
 		t.Errorf("needed by %v, %d programs", p.NeededBy, programs(t, h))
 	}
 	uninstall(t, h, o)
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", slices.Sorted(maps.Keys(now)))
 	}
 }
@@ -124,8 +124,8 @@ func TestAnUnknownDaemonIsRefused(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	o.Target = "invented"
 	for _, plan := range []func(Host, Options) (Plan, error){Install, Uninstall} {
-		before := simtest.Contents(t, h.Root)
-		if _, err := plan(h, o); err == nil || !strings.Contains(err.Error(), `no daemon is called "invented"`) || !reflect.DeepEqual(simtest.Contents(t, h.Root), before) {
+		before := testtree.Contents(t, h.Root)
+		if _, err := plan(h, o); err == nil || !strings.Contains(err.Error(), `no daemon is called "invented"`) || !reflect.DeepEqual(testtree.Contents(t, h.Root), before) {
 			t.Errorf("error %v", err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
@@ -77,7 +77,7 @@ func TestInstallDistribution(t *testing.T) {
 			}
 			h := Host{Tree: hosttree.Tree{Root: tree(t, files)}, Daemon: c.daemon}
 			o := Options{Target: "k3s", Registration: c.reg.filled(), HandlerNamed: c.explicit}
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			plan, err := register(h, o)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
@@ -86,7 +86,7 @@ func TestInstallDistribution(t *testing.T) {
 				return
 			}
 			applied(t)(plan, err)
-			after := simtest.Contents(t, h.Root)
+			after := testtree.Contents(t, h.Root)
 			checkKept(t, before, after, k3sDir+c.changed)
 			for _, want := range []string{c.systemd, "runtimes." + c.handler + "]", "/usr/local/bin/" + ShimName} {
 				if !strings.Contains(after[k3sDir+c.changed], want) || plan.Handler != c.handler {
@@ -96,7 +96,7 @@ func TestInstallDistribution(t *testing.T) {
 			render(t, h)
 			// The generated file belongs to k3s.
 			delete(before, k3sDir+"config.toml")
-			if generated, ok := simtest.Contents(t, h.Root)[k3sDir+"config.toml"]; ok {
+			if generated, ok := testtree.Contents(t, h.Root)[k3sDir+"config.toml"]; ok {
 				before[k3sDir+"config.toml"] = generated
 			}
 			checkUndone(t, h, o, before)
@@ -112,7 +112,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 		for _, daemon := range []semver.Version{v229, v2010} {
 			dir := path.Dir(DaemonOf(name).Config)
 			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"})}, Daemon: daemon}
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			o := options(t)
 			o.Target, o.ConfigFile = name, ""
 			for _, handler := range []string{"nvidia", "gpu"} {
@@ -131,7 +131,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 				t.Fatalf("%s: registrations %+v, %v", name, list, err)
 			}
 			uninstall(t, h, list[0])
-			if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 				t.Errorf("%s: not as before: %v", name, now)
 			}
 		}
@@ -141,7 +141,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 // A drop-in keeps the default. A template cannot keep it, and a note says so.
 func TestADistributionKeepsTheDefault(t *testing.T) {
 	h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{k3sDir + "config.toml": "k3s-v3.toml"})}}
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	o := Options{Target: "k3s"}
 	for _, s := range []struct {
 		daemon semver.Version
@@ -166,7 +166,7 @@ func TestADistributionKeepsTheDefault(t *testing.T) {
 		}
 	}
 	applied(t)(unregister(h, o))
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -31,7 +31,7 @@ func withDocker(o Options) Options {
 func programs(t *testing.T, h Host) (n int) {
 	t.Helper()
 	for _, name := range Programs {
-		if simtest.Tree(t, h.Root)[path.Join(DefaultBinDir, name)] != "" {
+		if testtree.Tree(t, h.Root)[path.Join(DefaultBinDir, name)] != "" {
 			n++
 		}
 	}
@@ -41,7 +41,7 @@ func programs(t *testing.T, h Host) (n int) {
 // The programs stay while another daemon is registered.
 func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
-	before := simtest.Tree(t, h.Root)
+	before := testtree.Tree(t, h.Root)
 	applied(t)(Install(Host{Tree: hosttree.Tree{Root: h.Root}}, withDocker(o)))
 	applied(t)(Install(h, o))
 	if st, err := os.Stat(h.Real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
@@ -55,7 +55,7 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 		t.Errorf("%d programs left for Docker", n)
 	}
 	p := uninstall(t, h, withDocker(o))
-	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, ShimName), DefaultDockerConfig} {
@@ -72,13 +72,13 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 		write(t, h.Real(path.Join(DefaultBinDir, name)), "a program\n")
 		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, name)), hosttree.ProgramMode))
 	}
-	before := simtest.Tree(t, h.Root)
+	before := testtree.Tree(t, h.Root)
 	if p := uninstall(t, h, o); len(p.Written())+len(p.Removed()) > 0 {
 		t.Errorf("uninstall without an installation changes %v %v", p.Written(), p.Removed())
 	}
 	applied(t)(Install(h, o))
 	uninstall(t, h, o)
-	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 
@@ -87,7 +87,7 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
 	write(t, h.Real(UnitPath), "[Unit]\n")
 	p := uninstall(t, h, o)
-	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || simtest.Tree(t, h.Root)[UnitPath] == "" ||
+	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || testtree.Tree(t, h.Root)[UnitPath] == "" ||
 		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, CtlName+" stays") {
 		t.Errorf("changed files: %v", notes)
 	}
@@ -100,12 +100,12 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 		write(t, h.Real(path.Join(DefaultBinDir, name)), "an older program\n")
 		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, name)), hosttree.ProgramMode))
 	}
-	before := simtest.Tree(t, h.Root)
+	before := testtree.Tree(t, h.Root)
 	applied(t)(Install(h, o))
 	applied(t)(Install(Host{Tree: hosttree.Tree{Root: h.Root}}, withDocker(o)))
 	uninstall(t, h, o)
 	uninstall(t, h, withDocker(o))
-	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	// A program that changed since stays, and so does the backup of what it replaced.
@@ -113,14 +113,14 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 	applied(t)(Install(h, o))
 	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
 	uninstall(t, h, o)
-	now := simtest.Tree(t, h.Root)
+	now := testtree.Tree(t, h.Root)
 	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + hosttree.BackupSuffix: "an older"} {
 		if !strings.Contains(now[path.Join(DefaultBinDir, name)], want) {
 			t.Errorf("%s: %q, want %s", name, now[path.Join(DefaultBinDir, name)], want)
 		}
 	}
 	applied(t)(Install(h, o))
-	if uninstall(t, h, o); !strings.Contains(simtest.Tree(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
+	if uninstall(t, h, o); !strings.Contains(testtree.Tree(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
 		t.Error("after a second installation the operator's program did not come back")
 	}
 }
@@ -143,7 +143,7 @@ func TestAnInstallationThatIsCutShort(t *testing.T) {
 			write(t, h.Real(path.Join(DefaultBinDir, name)), "an older program\n")
 			check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, name)), hosttree.ProgramMode))
 		}
-		before = simtest.Contents(t, h.Root)
+		before = testtree.Contents(t, h.Root)
 	}
 	cut := func(p Plan, err error, made int) {
 		t.Helper()
@@ -161,15 +161,15 @@ func TestAnInstallationThatIsCutShort(t *testing.T) {
 	}
 	same := func(made int, what string, want map[string]string) {
 		t.Helper()
-		now := simtest.Contents(t, h.Root)
+		now := testtree.Contents(t, h.Root)
 		maps.DeleteFunc(now, func(name, text string) bool { return text == want[name] })
-		if len(now) > 0 || len(simtest.Contents(t, h.Root)) != len(want) {
+		if len(now) > 0 || len(testtree.Contents(t, h.Root)) != len(want) {
 			t.Errorf("%s, cut short after %d changes, differs: %q", what, made, now)
 		}
 	}
 	fresh()
 	applied(t)(Install(h, o))
-	installed = simtest.Contents(t, h.Root)
+	installed = testtree.Contents(t, h.Root)
 	for made := range 14 {
 		fresh()
 		plan, err := Install(h, o)
@@ -208,12 +208,12 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 		h, o := dockerTree(t, text), withDocker(options(t))
 		write(t, h.Real(path.Join(DefaultBinDir, ShimName)), "a program\n")
 		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, ShimName)), hosttree.ProgramMode))
-		before := simtest.Tree(t, h.Root)
+		before := testtree.Tree(t, h.Root)
 		if list, err := Registered(h, o); err != nil || len(list) > 0 {
 			t.Errorf("%s: registrations %+v, %v", text, list, err)
 		}
 		p := uninstall(t, h, o)
-		if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) || !strings.Contains(strings.Join(p.Notes, "\n"), "by hand") {
+		if now := testtree.Tree(t, h.Root); !reflect.DeepEqual(now, before) || !strings.Contains(strings.Join(p.Notes, "\n"), "by hand") {
 			t.Errorf("%s: without an installation: %v, %v", text, now, p.Notes)
 		}
 		applied(t)(Install(h, o))
@@ -226,7 +226,7 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 			t.Errorf("installed twice:\n%s", again)
 		}
 		uninstall(t, h, o)
-		if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
+		if now := testtree.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%s: not as before: %v", text, now)
 		}
 	}

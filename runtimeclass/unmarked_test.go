@@ -10,7 +10,7 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
@@ -44,7 +44,7 @@ func TestOurRuntimeWithoutMarks(t *testing.T) {
 				text := strings.Replace(string(fixture(t, config)), "/etc/containerd/conf.d/*.toml", "/etc/none", 1)
 				write(t, h.Real(testConfig), text)
 			}
-			before := simtest.Contents(t, h.Root)
+			before := testtree.Contents(t, h.Root)
 			o.Registration.Default = true
 			applied(t)(Install(h, o))
 			text := reencode(t, h, testConfig)
@@ -56,7 +56,7 @@ func TestOurRuntimeWithoutMarks(t *testing.T) {
 			if c := theConfiguration(t, h); !c.Runtimes["nvidia"].Ours() || !c.Runtimes[o.Registration.Handler].Ours() || c.Default != "nvidia" {
 				t.Errorf("%s, %+v: %+v", config, again, c)
 			}
-			backup, ok := simtest.Contents(t, h.Root)[testConfig+hosttree.BackupSuffix]
+			backup, ok := testtree.Contents(t, h.Root)[testConfig+hosttree.BackupSuffix]
 			if ok != (config != "none") || backup != before[testConfig] {
 				t.Errorf("%s, %+v: the back-up is not the original", config, again)
 			}
@@ -105,11 +105,11 @@ func TestARuntimeThatCannotBeTakenOutKeepsThePrograms(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	applied(t)(Install(h, o))
 	write(t, h.Real(testConfig), "version = 2\n[plugins.\""+criV2+"\".containerd]\nruntimes = { nvidia = { runtime_type = \""+RuntimeType+"\" } }\n")
-	before := simtest.Contents(t, h.Root)
+	before := testtree.Contents(t, h.Root)
 	if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), testConfig) || !strings.Contains(err.Error(), "by hand") {
 		t.Errorf("error %v", err)
 	}
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("changed: %v", now)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -91,7 +91,7 @@ func TestAProcessThatCannotBeReadIsAnError(t *testing.T) {
 	s.TTRPCTaskService = f
 	var list []procfs.ID
 	var err error
-	simtest.LimitDescriptors(t, 0, func() { list, err = s.processes(t.Context(), "c") })
+	testtree.LimitDescriptors(t, 0, func() { list, err = s.processes(t.Context(), "c") })
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("%v, %v", list, err)
 	}
@@ -247,7 +247,7 @@ func TestAProcessUsesAGPUByTheNumberOfItsNode(t *testing.T) {
 	if got, err := uses(1000, t.Context()); !got || err != nil {
 		t.Errorf("a renamed node: %v, %v", got, err)
 	}
-	simtest.LimitDescriptors(t, 0, func() {
+	testtree.LimitDescriptors(t, 0, func() {
 		if _, err := uses(1000, t.Context()); !errors.Is(err, unix.EMFILE) {
 			t.Errorf("a process that cannot be read: %v", err)
 		}

@@ -34,10 +34,10 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
-var check = simtest.Check
+var check = testtree.Check
 
 // fakeTasks is an embedded service whose containers are this process, so that no mask can be
 // attached to them: it would be the host's.
@@ -140,7 +140,7 @@ func inOwnMounts(t *testing.T) bool {
 // a GPU. privileges are masked and admin.
 func simulatedHost(t *testing.T, privileges string) (bundle string) {
 	t.Helper()
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	t.Setenv(config.EnvFile, d.ConfigPath)
 	t.Cleanup(func() {
 		_ = unix.Unmount(filepath.Join(d.StateDir, "view"), unix.MNT_DETACH)

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -21,19 +21,19 @@ import (
 func unpack(t *testing.T, name string) map[string]string {
 	t.Helper()
 	f, err := os.Open(name)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	defer f.Close()
 	z, err := gzip.NewReader(f)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	files := map[string]string{}
 	for r := tar.NewReader(z); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		data, err := io.ReadAll(r)
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		file, ok := strings.CutPrefix(h.Name, "nvidia-shim/")
 		if !ok || h.Mode != 0o600 {
 			t.Errorf("%s has mode %o", h.Name, h.Mode)
@@ -56,7 +56,7 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 	live(t, state, "k8s.io/live-11", "main", `NVIDIA_API_KEY=secret", "`+allDevices, recordOf("live-11", "main's"))
 	live(t, state, "k8s.io/live-21", "sidecar", "TOKEN=secret", "")
 	program := filepath.Join(dir, "journalctl")
-	simtest.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho 'msg=\"nvidia: injected'\necho 'msg=\"pulled with secret\"'\nenv\n"), 0o755))
+	testtree.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho 'msg=\"nvidia: injected'\necho 'msg=\"pulled with secret\"'\nenv\n"), 0o755))
 	write(t, filepath.Join(dir, "containerd.log"), "secret\n"+`error="failed to create shim task: nvidia: refused"`+"\n")
 	sources(t, program, filepath.Join(dir, "*.log"), dir+"/*/nvidia-shim.toml")
 	t.Setenv("TOKEN", ": nvidia: secret")
@@ -104,13 +104,13 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 func TestABundleOfABrokenHost(t *testing.T) {
 	dir, state := t.TempDir(), stateDir(t)
 	program := filepath.Join(dir, "journalctl")
-	simtest.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho executed > "+dir+"/executed\n"), 0o755))
-	simtest.Check(t, os.Chmod(program, 0o757))
+	testtree.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho executed > "+dir+"/executed\n"), 0o755))
+	testtree.Check(t, os.Chmod(program, 0o757))
 	sources(t, program, "")
 	name, wrong := filepath.Join(dir, "report.tar.gz"), filepath.Join(dir, "wrong.toml")
 	write(t, wrong, "broken")
 	bad := live(t, state, "k8s.io/bad", "main", allDevices, recordOf("bad", "forged"))
-	simtest.Check(t, os.Chmod(filepath.Join(bad, gpuinject.RecordName), 0o622))
+	testtree.Check(t, os.Chmod(filepath.Join(bad, gpuinject.RecordName), 0o622))
 	var out struct{ Contents []string }
 	decode(t, fine(t, "--config", wrong, "--json", "bundle", "--output", name), &out)
 	files := unpack(t, name)

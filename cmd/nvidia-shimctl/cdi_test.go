@@ -14,7 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -170,7 +170,7 @@ func TestCDIFileIsMadeAgain(t *testing.T) {
 	}
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	before := read()
-	simtest.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
+	testtree.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
 	fine(t, "--config", d.ConfigPath, "prepare")
 	if fine(t, append(prepare, "--dry-run")...); read() != before {
 		t.Error("changed without --cdi, or in a dry run")
@@ -178,13 +178,13 @@ func TestCDIFileIsMadeAgain(t *testing.T) {
 	if fine(t, prepare...); !strings.Contains(read(), d.MIG[0].UUID) {
 		t.Errorf("after a change of MIG: %s", read())
 	}
-	simtest.Check(t, d.Upgrade("999.1.2"))
+	testtree.Check(t, d.Upgrade("999.1.2"))
 	if fine(t, prepare...); !strings.Contains(read(), "libcuda.so.999.1.2") || strings.Contains(read(), sim.DefaultVersion) {
 		t.Errorf("after an upgrade: %s", read())
 	}
 	before = read()
-	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
-	simtest.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
 	if fine(t, prepare...); read() != before {
 		t.Error("changed without a driver")
 	}
@@ -248,7 +248,7 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 	ctlFor("two.toml", "install", "--from", from, "--containerd", daemon, "--cdi")
 	ctlFor("one.toml", "uninstall")
 	exists(true, "another daemon needs it")
-	simtest.Check(t, d.Upgrade("999.1.2"))
+	testtree.Check(t, d.Upgrade("999.1.2"))
 	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
 	contains(t, read(t, file), "libcuda.so.999.1.2")
 	ctlFor("two.toml", "uninstall")
@@ -259,11 +259,11 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 	ctlFor("one.toml", "uninstall")
 	exists(true, "it was there before")
 
-	simtest.Check(t, os.Remove(file))
+	testtree.Check(t, os.Remove(file))
 	ctlFor("one.toml", "install", "--from", from, "--containerd", daemon, "--cdi")
 	edited := read(t, file) + "# mine\n"
 	write(t, file, edited)
-	simtest.Check(t, d.Upgrade("999.1.3"))
+	testtree.Check(t, d.Upgrade("999.1.3"))
 	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
 	ctlFor("one.toml", "uninstall")
 	if got := read(t, file); got != edited {

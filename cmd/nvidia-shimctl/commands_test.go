@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // A command that prints data prints it as JSON on request, any other refuses --json. A command that
@@ -22,7 +22,7 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	const none = "" // text for another program, or nothing
 	ran := map[string]bool{}
-	simtest.Check(t, os.Chmod(filepath.Dir(root), 0o755))
+	testtree.Check(t, os.Chmod(filepath.Dir(root), 0o755))
 	for _, tc := range []struct{ args, key, user string }{
 		{"info", "gpus", "not run as root"},
 		{"status --state " + state, "containers", "run status as root"},
@@ -62,9 +62,9 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 				t.Errorf("--json %s: %v, no %q in %s", tc.args, err, tc.key, out)
 			}
 		}
-		simtest.Check(t, syscall.Seteuid(65534))
+		testtree.Check(t, syscall.Seteuid(65534))
 		_, _, errs := ctl(t, args...)
-		simtest.Check(t, syscall.Seteuid(0))
+		testtree.Check(t, syscall.Seteuid(0))
 		if !strings.HasPrefix(errs, "nvidia-shimctl: ") && tc.user != "" || !strings.Contains(errs, tc.user) || strings.Count(errs, "\n") > 1 {
 			t.Errorf("as another user %s says %q, want %q", tc.args, errs, tc.user)
 		}

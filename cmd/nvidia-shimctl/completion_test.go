@@ -9,14 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // TestShellsComplete has each shell complete a line, which must not execute what is typed.
 func TestShellsComplete(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	if err := os.Symlink(self, filepath.Join(dir, "nvidia-shimctl")); err != nil {
 		t.Fatal(err) // see TestMain
 	}
@@ -58,7 +58,7 @@ func TestTheManualPage(t *testing.T) {
 	if status != 0 {
 		t.Fatal(errs)
 	}
-	name := simtest.NewRoot(t).Write("nvidia-shimctl.8", page)
+	name := testtree.NewRoot(t).Write("nvidia-shimctl.8", page)
 	cmd := exec.Command(man, "--warnings=w", "-l", name)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "MANWIDTH=500", "LC_ALL=C", "MAN_KEEP_FORMATTING="}
 	var warnings bytes.Buffer

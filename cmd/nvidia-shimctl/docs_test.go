@@ -11,7 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 var writeCommands = flag.Bool("commands", false, "write the commands of docs/shimctl.md")
@@ -72,8 +72,8 @@ func flags(c *cli.Command, f func(path, flag string)) {
 // Each command's help has examples, which are command lines of that command.
 func TestExamples(t *testing.T) {
 	all := newApp(io.Discard, io.Discard)
-	simtest.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
-	simtest.Check(t, all.Walk(func(c *cli.Command) error {
+	testtree.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
+	testtree.Check(t, all.Walk(func(c *cli.Command) error {
 		help := fine(t, append(strings.Fields(c.FullName())[1:], "--help")...)
 		_, list, _ := strings.Cut(help, "Examples:\n\n")
 		list, _, _ = strings.Cut(list, "\n\n")

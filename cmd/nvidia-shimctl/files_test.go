@@ -13,7 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 )
 
@@ -48,10 +48,10 @@ var (
 func TestWhatIsGivenOnEachLayout(t *testing.T) {
 	var debian map[string]string
 	for _, layout := range sim.Layouts {
-		d := simtest.New(t, sim.Options{GPUs: 1, Layout: layout})
+		d := sim.New(t, sim.Options{GPUs: 1, Layout: layout})
 		lib := filepath.Join(d.Root, layout.LibDir())
 		const spoiled = "libnvidia-opencl.so." + sim.DefaultVersion
-		simtest.Check(t, errors.Join(
+		testtree.Check(t, errors.Join(
 			os.WriteFile(filepath.Join(lib, "libXNVCtrl.so."+d.Version), []byte("\x7fELF"), 0o644),
 			os.WriteFile(filepath.Join(lib, "libcuda.so.575.1.1"), []byte("\x7fELF"), 0o644),
 			os.Chmod(filepath.Join(lib, spoiled), 0o757)))

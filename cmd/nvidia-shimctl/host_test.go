@@ -15,7 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
@@ -270,9 +270,9 @@ func TestInfoFailsIfTheDriverIsUnusable(t *testing.T) {
 			return err
 		},
 	} {
-		d := simtest.New(t, sim.Options{GPUs: 2})
+		d := sim.New(t, sim.Options{GPUs: 2})
 		fine(t, "--config", d.ConfigPath, "info")
-		simtest.Check(t, spoil(d))
+		testtree.Check(t, spoil(d))
 		status, out, _ := ctl(t, "--config", d.ConfigPath, "info")
 		if status != 1 || !strings.Contains(out, "unusable: ") || !strings.Contains(strings.Join(strings.Fields(out), " "), what) {
 			t.Errorf("%s: %d\n%s", what, status, out)

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -24,14 +24,14 @@ type installation = install.Report
 // write makes a file that only root can change.
 func write(t *testing.T, name, text string) {
 	t.Helper()
-	simtest.Root{TB: t, Dir: "/"}.Write(name, text)
+	testtree.Root{TB: t, Dir: "/"}.Write(name, text)
 }
 
 // installTree makes a root directory with a configuration, a containerd that prints its version,
 // and programs to install.
 func installTree(t *testing.T, version, config string) (root, daemon, from string) {
 	t.Helper()
-	other := simtest.NewRoot(t)
+	other := testtree.NewRoot(t)
 	daemon = other.Write("containerd", "#!/bin/sh\n[ \"$4\" = dump ] && exec cat \"$2\"\n[ \"$2\" = default ] || echo containerd github.com/containerd/containerd/v2 "+version+"\n")
 	for _, name := range runtimeclass.Programs {
 		from = filepath.Dir(other.Write("programs/"+name, "a program"))
@@ -52,12 +52,12 @@ const containerdTOML = `version = 3
 func TestInstallCommand(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	file := filepath.Join(root, runtimeclass.DefaultContainerdConfig)
-	simtest.Check(t, errors.Join(os.Chown(file, 7, 8), os.Chmod(file, 0o640)))
-	before := simtest.Tree(t, root)
+	testtree.Check(t, errors.Join(os.Chown(file, 7, 8), os.Chmod(file, 0o640)))
+	before := testtree.Tree(t, root)
 	args := []string{"install", "--root", root, "--containerd-version", "v2.3.7", "--from", from}
 
 	status, diff, errs := ctl(t, append(args, "--dry-run", "--set-default")...)
-	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Tree(t, root), before) {
+	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(testtree.Tree(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
 	contains(t, diff, `+  default_runtime_name = "nvidia"`, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
@@ -66,19 +66,19 @@ func TestInstallCommand(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
 		t.Errorf("status %d, %s", status, out)
 	}
-	installed := simtest.Tree(t, root)
+	installed := testtree.Tree(t, root)
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
 	var o installation
 	decode(t, out, &o)
-	if status != 0 || o.Changed || len(o.Written)+len(o.Removed) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Tree(t, root), installed) {
+	if status != 0 || o.Changed || len(o.Written)+len(o.Removed) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(testtree.Tree(t, root), installed) {
 		t.Errorf("a second installation: status %d, %+v", status, o)
 	}
 
-	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(simtest.Tree(t, root), installed) {
+	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(testtree.Tree(t, root), installed) {
 		t.Errorf("uninstall --dry-run: %d %s %s", status, out, errs)
 	}
-	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Tree(t, root), before) {
-		t.Errorf("uninstall: %d %s, left %v", status, errs, simtest.Tree(t, root))
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(testtree.Tree(t, root), before) {
+		t.Errorf("uninstall: %d %s, left %v", status, errs, testtree.Tree(t, root))
 	}
 }
 
@@ -87,7 +87,7 @@ func TestInstallKeepsTheDefault(t *testing.T) {
 	for target, file := range map[string]string{"containerd": runtimeclass.DefaultContainerdConfig, "docker": runtimeclass.DefaultDockerConfig} {
 		root, _, from := installTree(t, "", "")
 		write(t, filepath.Join(root, "usr/bin", map[string]string{"containerd": "containerd", "docker": "dockerd"}[target]), "")
-		before := simtest.Tree(t, root)
+		before := testtree.Tree(t, root)
 		install := []string{"install", "--root", root, "--from", from}
 		for _, s := range []struct {
 			args []string
@@ -100,12 +100,12 @@ func TestInstallKeepsTheDefault(t *testing.T) {
 			{[]string{"--set-default=false"}, false, "systemctl restart " + target},
 		} {
 			contains(t, fine(t, append(install, s.args...)...), s.want)
-			if text := simtest.Tree(t, root)[file]; strings.Contains(text, "default") != s.kept {
+			if text := testtree.Tree(t, root)[file]; strings.Contains(text, "default") != s.kept {
 				t.Errorf("%s %q: %s", target, s.args, text)
 			}
 		}
 		fine(t, "uninstall", "--root", root)
-		if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+		if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%s: left %v", target, now)
 		}
 	}
@@ -119,7 +119,7 @@ func TestADryRunIsAPatch(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	patch := exec.Command("patch", "-d", root, "-p1", "--fuzz=0")
 	patch.Stdin = strings.NewReader(fine(t, "install", "--root", root, "--from", from, "--dry-run"))
-	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(simtest.Tree(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
+	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(testtree.Tree(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
 		t.Errorf("%v %s", err, out)
 	}
 }
@@ -128,16 +128,16 @@ func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
 	const tmpl = "/config-v3.toml.tmpl"
 	k3s, rke2 := filepath.Dir(runtimeclass.DaemonOf("k3s").Config), filepath.Dir(runtimeclass.DaemonOf("rke2").Config)
-	simtest.Check(t, errors.Join(os.MkdirAll(root+k3s, 0o755), os.MkdirAll(root+rke2, 0o755)))
+	testtree.Check(t, errors.Join(os.MkdirAll(root+k3s, 0o755), os.MkdirAll(root+rke2, 0o755)))
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	for target, file := range map[string]string{"k3s": k3s + tmpl, "rke2": rke2 + tmpl, "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
-		if text := simtest.Tree(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
+		if text := testtree.Tree(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)
 		}
-		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || !reflect.DeepEqual(simtest.Tree(t, root), before) {
-			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Tree(t, root))
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || !reflect.DeepEqual(testtree.Tree(t, root), before) {
+			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, testtree.Tree(t, root))
 		}
 	}
 	if status, out, _ := ctl(t, "install", "--target", "kind"); status != 0 || !strings.Contains(out, "containerdConfigPatches:\n") {
@@ -149,7 +149,7 @@ func TestInstallOtherTargets(t *testing.T) {
 func TestInstallDockerOfAVersion(t *testing.T) {
 	root, _, from := installTree(t, "", "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	for version, want := range map[string]string{
 		"23.0.6": "dockerd 23.0.6 ignores runtimeType", "Docker version 20.10.24+dfsg1, build 297e128": "dockerd 20.10.24+dfsg1 ignores runtimeType",
 		"new": "--docker-version: no version in", "24.0.0": "",
@@ -159,7 +159,7 @@ func TestInstallDockerOfAVersion(t *testing.T) {
 		if (status == 0) != (want == "") || !strings.Contains(errs, want) || strings.Contains(out, "is not known") {
 			t.Errorf("%s: %d %s%s", version, status, out, errs)
 		}
-		if now := simtest.Tree(t, root); reflect.DeepEqual(now, before) != (want != "") {
+		if now := testtree.Tree(t, root); reflect.DeepEqual(now, before) != (want != "") {
 			t.Errorf("%s: changed %v", version, want == "")
 		}
 		fine(t, "uninstall", "--root", root)
@@ -174,7 +174,7 @@ func TestInstallTheGPUsFlag(t *testing.T) {
 	const link = "/usr/local/bin/nvidia-cdi-hook"
 	root, _, from := installTree(t, "", "")
 	write(t, filepath.Join(root, runtimeclass.DefaultDockerConfig), "{}")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	fine(t, install...)
 	var o installation
@@ -188,7 +188,7 @@ func TestInstallTheGPUsFlag(t *testing.T) {
 		t.Errorf("again: %+v", o)
 	}
 	contains(t, fine(t, "uninstall", "--root", root), "remove "+link)
-	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 }
@@ -289,8 +289,8 @@ scheduling:
 func TestInstallNotAsRoot(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	fine(t, "install", "--root", root, "--from", from)
-	simtest.Check(t, errors.Join(os.Chmod(filepath.Dir(root), 0o755), syscall.Seteuid(65534)))
-	defer func() { simtest.Check(t, syscall.Seteuid(0)) }()
+	testtree.Check(t, errors.Join(os.Chmod(filepath.Dir(root), 0o755), syscall.Seteuid(65534)))
+	defer func() { testtree.Check(t, syscall.Seteuid(0)) }()
 	for _, args := range [][]string{{"install", "--root", root, "--from", from}, {"uninstall", "--root", root}} {
 		if status, _, errs := ctl(t, args...); status != 1 || !strings.Contains(errs, "only root can install and uninstall") {
 			t.Errorf("%q: %d %s", args, status, errs)
@@ -307,7 +307,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	// Two configurations of the shim do not lead to two records.
 	fine(t, append(install, "--target", "docker", "--set-default", "--config", "/etc/other/config.toml")...)
@@ -316,7 +316,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 		t.Errorf("two registrations: %d %s", status, errs)
 	}
 	fine(t, "uninstall", "--root", root, "--target", "containerd")
-	if simtest.Tree(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
+	if testtree.Tree(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
 		t.Error("Docker's shim was removed")
 	}
 	var o installation
@@ -325,7 +325,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 		t.Errorf("the dry run does not list all that is removed: %+v", o)
 	}
 	fine(t, "uninstall", "--root", root)
-	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 }
@@ -335,12 +335,12 @@ func TestUninstallAll(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	for _, target := range []string{"docker", "containerd"} {
 		fine(t, "install", "--root", root, "--from", from, "--target", target)
 	}
 	fine(t, "uninstall", "--root", root, "--all")
-	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 	fine(t, "uninstall", "--root", root, "--all")
@@ -352,29 +352,29 @@ func TestInstallTreatsATreeAsData(t *testing.T) {
 	outside := t.TempDir()
 	write(t, filepath.Join(root, "usr/bin/containerd"), "#!/bin/sh\ntouch '"+outside+"/executed'\n")
 	link := func(to, name string) {
-		simtest.Check(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755))
-		simtest.Check(t, os.Symlink(to, filepath.Join(root, name)))
+		testtree.Check(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755))
+		testtree.Check(t, os.Symlink(to, filepath.Join(root, name)))
 	}
 	link(outside, "usr/local/bin")
 	link(outside+"/unit", runtimeclass.UnitPath)
 	link("../../../../../../../../.."+outside, "etc/nvidia-shim")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	fine(t, "install", "--root", root, "--from", from, "--target", "containerd", "--prepare-unit")
-	if got := simtest.Contents(t, outside); len(got) > 0 {
+	if got := testtree.Contents(t, outside); len(got) > 0 {
 		t.Errorf("written outside the tree: %v", got)
 	}
 	for _, name := range []string{runtimeclass.ShimName, "installed.json"} {
-		if simtest.Tree(t, root)[filepath.Join(outside, name)] == "" {
+		if testtree.Tree(t, root)[filepath.Join(outside, name)] == "" {
 			t.Errorf("%s is not where the link leads within the tree", name)
 		}
 	}
 	fine(t, "uninstall", "--root", root)
-	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 	self := filepath.Join(t.TempDir(), "arm64")
 	for _, name := range runtimeclass.Programs {
-		write(t, filepath.Join(self, name), simtest.Library(elf.ELFCLASS64, elf.EM_AARCH64, ""))
+		write(t, filepath.Join(self, name), testtree.Library(elf.ELFCLASS64, elf.EM_AARCH64, ""))
 	}
 	if status, _, errs := ctl(t, "install", "--root", root, "--from", self, "--arch", "amd64"); status != 1 || !strings.Contains(errs, "is for arm64, and the host is amd64") {
 		t.Errorf("%d %s", status, errs)
@@ -390,18 +390,18 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 		t.Errorf("nothing: %d %s", status, errs)
 	}
 	snap := filepath.Join(root, "var/snap/docker")
-	simtest.Check(t, os.MkdirAll(snap, 0o755))
+	testtree.Check(t, os.MkdirAll(snap, 0o755))
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "Docker is a snap") {
 		t.Errorf("a snap: %d %s", status, errs)
 	}
-	simtest.Check(t, os.Remove(snap))
+	testtree.Check(t, os.Remove(snap))
 	var o installation
-	simtest.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/rancher/k3s"), 0o755))
+	testtree.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/rancher/k3s"), 0o755))
 	if decode(t, fine(t, append(install, "--target", "k3s")...), &o); o.Restart != "" || !o.Changed {
 		t.Errorf("k3s before its first start: %+v", o)
 	}
 	k3s := filepath.Join(root, filepath.Dir(runtimeclass.DaemonOf("k3s").Config))
-	simtest.Check(t, os.MkdirAll(k3s, 0o755))
+	testtree.Check(t, os.MkdirAll(k3s, 0o755))
 	decode(t, fine(t, install...), &o)
 	if !slices.Contains(o.Written, strings.TrimPrefix(k3s, root)+"/config-v3.toml.tmpl") || o.Restart != "systemctl restart k3s-agent" ||
 		o.Notes[0] != "found k3s (/var/lib/rancher/k3s/agent)" {
@@ -411,7 +411,7 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "found k3s (/var/lib/rancher/k3s/agent) and docker (/etc/docker/daemon.json): name one") {
 		t.Errorf("two: %d %s", status, errs)
 	}
-	simtest.Check(t, os.RemoveAll(filepath.Join(root, "var")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(root, "var")))
 	decode(t, fine(t, install...), &o)
 	if !slices.Contains(o.Written, runtimeclass.DefaultDockerConfig) || o.Restart != "systemctl reload docker" {
 		t.Errorf("Docker: %+v", o)
@@ -463,12 +463,12 @@ func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
 			}
 			write(t, filepath.Join(root, name), text)
 		}
-		before := simtest.Tree(t, root)
+		before := testtree.Tree(t, root)
 		status, _, errs := ctl(t, slices.Concat([]string{"install", "--root", root, "--from", from}, strings.Fields(c.args))...)
 		if (status == 2) != (c.want != "") || status != 2 && status != 0 || !strings.Contains(errs, c.want) {
 			t.Errorf("%q with %q: %d %s", c.args, c.files, status, errs)
 		}
-		if changed := !reflect.DeepEqual(simtest.Tree(t, root), before); changed != (c.want == "") {
+		if changed := !reflect.DeepEqual(testtree.Tree(t, root), before); changed != (c.want == "") {
 			t.Errorf("%q with %q: changed %v", c.args, c.files, changed)
 		}
 	}
@@ -482,17 +482,17 @@ func TestInstallFollowsTheKubelet(t *testing.T) {
 	file := filepath.Join(root, config.DefaultPath)
 	args := []string{"install", "--root", root, "--from", from}
 	write(t, filepath.Join(root, "etc/default/kubelet"), "A=--root-dir=/srv/k\n")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	fine(t, args...)
-	first := simtest.Tree(t, root)
+	first := testtree.Tree(t, root)
 	if text := read(t, file); !strings.HasSuffix(text, "[policy]\n"+socket) {
 		t.Errorf("%s", text)
 	}
-	if fine(t, args...); !reflect.DeepEqual(simtest.Tree(t, root), first) {
+	if fine(t, args...); !reflect.DeepEqual(testtree.Tree(t, root), first) {
 		t.Error("installing twice changes something")
 	}
 	fine(t, "uninstall", "--root", root)
-	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 	// Together with the settings from the toolkit, but never in an operator's file.
@@ -519,7 +519,7 @@ func TestInstallFollowsTheKubelet(t *testing.T) {
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	return string(text)
 }
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -104,7 +104,7 @@ func TestAContainerThatExistsIsExplained(t *testing.T) {
 func TestARecordOfOthersIsNotShown(t *testing.T) {
 	state := stateDir(t)
 	dir := live(t, state, "k8s.io/aa", "main", allDevices, recordOf("aa", "forged"))
-	simtest.Check(t, os.Chmod(filepath.Join(dir, gpuinject.RecordName), 0o622))
+	testtree.Check(t, os.Chmod(filepath.Join(dir, gpuinject.RecordName), 0o622))
 	code, out, errs := ctl(t, "plan", "--container", "aa")
 	if code != 1 || out != "" || !strings.Contains(errs, "is writable by users other than root") {
 		t.Errorf("status %d, %s%s", code, out, errs)

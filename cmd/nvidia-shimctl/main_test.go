@@ -8,13 +8,12 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // simulate makes a driver with three GPUs.
 func simulate(t *testing.T) *sim.Driver {
 	t.Helper()
-	return simtest.New(t, sim.Options{GPUs: 3})
+	return sim.New(t, sim.Options{GPUs: 3})
 }
 
 // ctl runs the tool as a shell would.

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
@@ -79,7 +79,7 @@ func TestInfoHasNoNullAndLowerCaseKeys(t *testing.T) {
 
 func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
 	// There is no driver and the configuration is broken: neither matters.
-	name := simtest.NewRoot(t).Write("config.toml", "broken")
+	name := testtree.NewRoot(t).Write("config.toml", "broken")
 	for _, tc := range []struct {
 		args []string
 		why  string
@@ -101,8 +101,8 @@ func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
 func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 	d := simulate(t)
 	text, err := os.ReadFile(d.ConfigPath)
-	simtest.Check(t, err)
-	refusing := simtest.NewRoot(t).Write("config.toml", string(text)+"[policy]\naccept-env-when-unprivileged = false\n")
+	testtree.Check(t, err)
+	refusing := testtree.NewRoot(t).Write("config.toml", string(text)+"[policy]\naccept-env-when-unprivileged = false\n")
 	for _, tc := range []struct {
 		name   string
 		config string
@@ -172,8 +172,8 @@ func TestAPlanForAContainerWithNVIDIAsHooksAlone(t *testing.T) {
 	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--bundle", dir), "no GPU: NVIDIA_VISIBLE_DEVICES=\"void\"",
 		"container: does not ask for the driver", "nvidia-container-runtime-hook\": removed")
 	text, err := os.ReadFile(d.ConfigPath)
-	simtest.Check(t, err)
-	refusing := simtest.NewRoot(t).Write("config.toml", string(text)+"[policy]\nforeign-hooks = \"refuse\"\n")
+	testtree.Check(t, err)
+	refusing := testtree.NewRoot(t).Write("config.toml", string(text)+"[policy]\nforeign-hooks = \"refuse\"\n")
 	status, out, _ := ctl(t, "--config", refusing, "plan", "--bundle", dir)
 	if status != 1 || !strings.HasPrefix(out, "refused: ") {
 		t.Errorf("status %d, output %q", status, out)
@@ -183,7 +183,7 @@ func TestAPlanForAContainerWithNVIDIAsHooksAlone(t *testing.T) {
 // U12: a read-only command keeps nothing under the state directory, and does not create it.
 func TestACommandThatShowsWritesNothing(t *testing.T) {
 	d := simulate(t)
-	simtest.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
+	testtree.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
 	mig := "NVIDIA_VISIBLE_DEVICES=" + d.MIG[0].UUID
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "config.json"), `{"root": {"path": "rootfs"}, "process": {"env": ["`+mig+`"]},
@@ -199,11 +199,11 @@ func TestACommandThatShowsWritesNothing(t *testing.T) {
 		}
 		if _, err := os.Lstat(d.StateDir); !errors.Is(err, fs.ErrNotExist) || !slices.Equal(tree(t, dir), before) {
 			t.Errorf("%v wrote %v", args, tree(t, d.StateDir))
-			simtest.Check(t, os.RemoveAll(d.StateDir))
+			testtree.Check(t, os.RemoveAll(d.StateDir))
 		}
 	}
 	// If the shim has created the directory, only NVML's lock is taken in it.
-	simtest.Check(t, os.Mkdir(d.StateDir, 0o700))
+	testtree.Check(t, os.Mkdir(d.StateDir, 0o700))
 	fine(t, "--config", d.ConfigPath, "plan", "-e", mig)
 	ctl(t, "--config", d.ConfigPath, "check") // the host may have a containerd of other tests
 	if got := tree(t, d.StateDir); slices.ContainsFunc(got, func(n string) bool { return strings.Contains(n, ".json") }) {
@@ -213,7 +213,7 @@ func TestACommandThatShowsWritesNothing(t *testing.T) {
 
 func tree(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	simtest.Check(t, filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+	testtree.Check(t, filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
 		names = append(names, name)
 		return err
 	}))

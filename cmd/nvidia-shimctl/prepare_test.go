@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 )
 
 func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	d := simulate(t)
 	for _, name := range []string{"nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1"} {
-		simtest.Check(t, os.Remove(filepath.Join(d.DevRoot, "dev", name)))
+		testtree.Check(t, os.Remove(filepath.Join(d.DevRoot, "dev", name)))
 	}
 	if out := fine(t, "--config", d.ConfigPath, "prepare", "--dry-run"); strings.Count(out, "to be made") != 4 {
 		t.Errorf("a dry run:\n%s", out)
@@ -26,7 +26,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	}
 	// Another file has the name of a node.
 	name := filepath.Join(d.DevRoot, "dev/nvidia1")
-	simtest.Check(t, os.Remove(name))
+	testtree.Check(t, os.Remove(name))
 	write(t, name, "")
 	if status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare"); status != 1 || !strings.Contains(out, ": it is not a character device\n               fix: nvidia-shimctl prepare --replace\n") {
 		t.Errorf("status %d\n%s", status, out)
@@ -39,10 +39,10 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 // The driver root has no modprobe: the message shows the attempt to load modules.
 func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 	d := simulate(t)
-	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
 	text, err := os.ReadFile(d.ConfigPath)
-	simtest.Check(t, err)
-	load := simtest.NewRoot(t).Write("config.toml", string(text)+"load-kernel-modules = true\n")
+	testtree.Check(t, err)
+	load := testtree.NewRoot(t).Write("config.toml", string(text)+"load-kernel-modules = true\n")
 	const told = "host.load-kernel-modules = true"
 	modprobe := filepath.Join(d.Root, "sbin/modprobe")
 	for _, c := range []struct {
@@ -59,7 +59,7 @@ func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 		}
 	}
 	// Without a GPU there is nothing to do, and the unit at boot does not fail.
-	simtest.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
 	if status, out, _ := ctl(t, "--config", load, "prepare"); status != 0 || !strings.Contains(out, "nothing to do") {
 		t.Errorf("without a GPU: status %d\n%s", status, out)
 	}

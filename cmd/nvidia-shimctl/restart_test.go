@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -82,13 +82,13 @@ func TestInstallWhoseRestartFailsKeepsItsFilesAndSaysWhatToDo(t *testing.T) {
 	}
 	contains(t, errs, "Job for containerd.service failed.", "nvidia-shimctl: systemctl restart containerd: exit status 5: the files are changed and stay so",
 		"`journalctl -u containerd`", "run `systemctl restart containerd` by hand")
-	contains(t, simtest.Tree(t, root)[runtimeclass.DefaultContainerdConfig], "nvidia")
+	contains(t, testtree.Tree(t, root)[runtimeclass.DefaultContainerdConfig], "nvidia")
 
 	// A daemon that was not restarted may still start the shim.
 	if status, _, errs := ctl(t, append(uninstall, "--restart")...); status != 1 || !strings.Contains(errs, "by hand, and uninstall again to remove the programs") {
 		t.Errorf("uninstall: status %d, %s", status, errs)
 	}
-	left := simtest.Tree(t, root)
+	left := testtree.Tree(t, root)
 	if !strings.HasSuffix(left[runtimeclass.DefaultContainerdConfig], containerdTOML) {
 		t.Errorf("uninstall left %s", left[runtimeclass.DefaultContainerdConfig])
 	}

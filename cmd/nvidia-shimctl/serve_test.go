@@ -14,8 +14,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 )
 
@@ -52,7 +52,7 @@ func fetch(t *testing.T, network, address, path string) string {
 	}}
 	defer transport.CloseIdleConnections()
 	r, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get("http://localhost" + path)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
@@ -67,9 +67,9 @@ func TestServe(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	// A process that is killed leaves its socket behind.
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	left.SetUnlinkOnClose(false)
-	simtest.Check(t, left.Close())
+	testtree.Check(t, left.Close())
 
 	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "unix:"+socket, "--state", state)
 	if line != "listening on unix:"+socket+"\n" {
@@ -110,7 +110,7 @@ func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
 	defer func(d time.Duration) { nvmlTimeout = d }(nvmlTimeout)
 	nvmlTimeout = 300 * time.Millisecond
 	d := simulate(t)
-	simtest.Check(t, d.Hang(true))
+	testtree.Check(t, d.Hang(true))
 	noHealth(t, d) // its question would hang first
 	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
 	defer stop()
@@ -120,20 +120,20 @@ func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
 	}
 	contains(t, fetch(t, "tcp", address, "/metrics"), "nvidia_shim_nvml_up 0", `id="of-gpu-1"`)
 	contains(t, fetch(t, "tcp", address, "/"), "NVML has not answered within 300ms", "Held by <b>of-gpu-1</b>")
-	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
 	testenv.Await(t, "the driver to be missed", func() bool { // the status is cached for a second
 		return strings.Contains(fetch(t, "tcp", address, "/metrics"), "nvidia_shim_driver_up 0")
 	})
 }
 
 func TestT80UnknownMIGDevicesAreNotAskedForByEachRequest(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 0, GI: 1}}})
+	d := sim.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 0, GI: 1}}})
 	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
 	defer stop()
 	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
 	testenv.Await(t, "a refusal to ask NVML again", func() bool {
 		r, err := http.Get("http://" + address + "/docker/cli?dev=MIG-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e")
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		defer r.Body.Close()
 		text, err := io.ReadAll(r.Body)
 		return err == nil && r.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "NVML was asked less than 1s ago")
@@ -144,10 +144,10 @@ func TestT80UnknownMIGDevicesAreNotAskedForByEachRequest(t *testing.T) {
 func noHealth(t *testing.T, d *sim.Driver) {
 	t.Helper()
 	f, err := os.OpenFile(d.ConfigPath, os.O_WRONLY|os.O_APPEND, 0)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	defer f.Close()
 	_, err = f.WriteString("[policy]\nhealth = \"off\"\n")
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 }
 
 // serve keeps the file up to date from which the shim knows a sick GPU.
@@ -157,14 +157,14 @@ func TestServeWatchesTheHealthOfGPUs(t *testing.T) {
 	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
 	sick := func() (health.GPU, bool) {
 		f, err := health.Read(d.StateDir, d.Version, time.Now())
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		return f.GPU(d.GPUs[1].BusID)
 	}
 	testenv.Await(t, "the file", func() bool { _, err := os.Stat(filepath.Join(d.StateDir, health.Name)); return err == nil })
 	if g, is := sick(); is {
 		t.Errorf("%+v", g)
 	}
-	simtest.Check(t, d.Xid(d.GPUs[1].UUID, 79))
+	testtree.Check(t, d.Xid(d.GPUs[1].UUID, 79))
 	testenv.Await(t, "the Xid", func() bool { _, is := sick(); return is })
 	g, _ := sick()
 	contains(t, g.String(), "unhealthy since "+time.Now().Format(time.DateOnly), "Xid 79 (GPU has fallen off the bus)", "drain the node and reboot it")

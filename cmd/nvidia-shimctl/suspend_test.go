@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
@@ -26,9 +26,9 @@ func TestTheSocketOfAShim(t *testing.T) {
 	}
 	defer listener.Close()
 	other, err := net.Listen("unix", "other")
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	defer other.Close()
-	simtest.Check(t, errors.Join(os.Symlink("s", "link"), os.Chown("other", 65534, 0)))
+	testtree.Check(t, errors.Join(os.Symlink("s", "link"), os.Chown("other", 65534, 0)))
 	for _, test := range []struct{ name, file, text, err string }{
 		{"the first container of a pod", "address", "unix:///run/s", ""},
 		{"the others", "bootstrap.json", `{"version":3,"address":"unix:///run/s","protocol":"ttrpc"}`, ""},
@@ -42,7 +42,7 @@ func TestTheSocketOfAShim(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := filepath.Join(root, test.name)
-			simtest.Check(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, test.file), []byte(test.text), 0o644)))
+			testtree.Check(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, test.file), []byte(test.text), 0o644)))
 			conn, err := dialShim(status.Bundle{Dir: "/" + test.name, Tree: hosttree.Tree{Root: root}})
 			if err == nil {
 				conn.Close()

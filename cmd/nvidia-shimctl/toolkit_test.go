@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -20,7 +20,7 @@ func toolkitTree(t *testing.T, fixture, path string) (root string, install []str
 	t.Helper()
 	root, _, from := installTree(t, "v2.4.2", containerdTOML)
 	text, err := os.ReadFile(filepath.Join("../../internal/toolkit/testdata", fixture))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	write(t, filepath.Join(root, path), string(text))
 	return root, []string{"install", "--root", root, "--containerd-version", "2.4.2", "--from", from}
 }
@@ -28,10 +28,10 @@ func toolkitTree(t *testing.T, fixture, path string) (root string, install []str
 func TestInstallFromToolkitAndBack(t *testing.T) {
 	for _, path := range toolkit.Paths {
 		root, install := toolkitTree(t, "operator.toml", path)
-		before := simtest.Tree(t, root)
+		before := testtree.Tree(t, root)
 		file := filepath.Join(root, config.DefaultPath)
 		status, diff, _ := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
-		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(simtest.Tree(t, root), before) {
+		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(testtree.Tree(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
 		contains(t, diff, path+", for "+config.DefaultPath, "carried over      nvidia-container-cli.root = '/run/nvidia/driver', here host.driver-root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
@@ -41,12 +41,12 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		if c, err := config.Load(file); err != nil || c.Host.DriverRoot != "/run/nvidia/driver" || c.Policy.AcceptEnvWhenUnprivileged {
 			t.Errorf("%+v %v", c, err)
 		}
-		installed := simtest.Tree(t, root)
+		installed := testtree.Tree(t, root)
 		// Installing again changes nothing; with another file of the toolkit, our file changes.
 		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--toolkit-config="+path)...)...)
 		var o installation
 		decode(t, out, &o)
-		if status != 0 || o.Changed || len(o.Written) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Tree(t, root), installed) {
+		if status != 0 || o.Changed || len(o.Written) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(testtree.Tree(t, root), installed) {
 			t.Errorf("again: %d %+v", status, o)
 		}
 		other := filepath.Join(root, "other.toml")
@@ -56,8 +56,8 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 			t.Errorf("%d %s %+v %v", status, errs, c, err)
 		}
 		os.Remove(other)
-		if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Tree(t, root), before) {
-			t.Errorf("uninstall: %d %s %v", status, errs, simtest.Tree(t, root))
+		if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(testtree.Tree(t, root), before) {
+			t.Errorf("uninstall: %d %s %v", status, errs, testtree.Tree(t, root))
 		}
 	}
 }
@@ -67,10 +67,10 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	install = append(install, "--from-toolkit")
 	file := filepath.Join(root, config.DefaultPath)
 	write(t, file, "[log]\nlevel = \"debug\"\n")
-	before := simtest.Tree(t, root)
+	before := testtree.Tree(t, root)
 	for _, args := range [][]string{install, append(install, "--dry-run")} {
 		status, _, errs := ctl(t, args...)
-		if status != 1 || !reflect.DeepEqual(simtest.Tree(t, root), before) {
+		if status != 1 || !reflect.DeepEqual(testtree.Tree(t, root), before) {
 			t.Errorf("%q: %d", args, status)
 		}
 		contains(t, errs, config.DefaultPath+" exists and is not overwritten", "\nload-kernel-modules = true\n")
@@ -78,13 +78,13 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	// A file with the same settings is accepted, and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
 		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`)
-	before = simtest.Tree(t, root)
+	before = testtree.Tree(t, root)
 	for _, args := range [][]string{install, {"uninstall", "--root", root}} {
-		if status, _, errs := ctl(t, args...); status != 0 || simtest.Tree(t, root)[config.DefaultPath] != before[config.DefaultPath] {
+		if status, _, errs := ctl(t, args...); status != 0 || testtree.Tree(t, root)[config.DefaultPath] != before[config.DefaultPath] {
 			t.Errorf("%q: %d %s", args, status, errs)
 		}
 	}
-	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+	if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	// A file that install wrote and the operator has changed since belongs to the operator.
@@ -93,14 +93,14 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 		t.Fatal(errs)
 	}
 	text, err := os.ReadFile(file)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n")
-	before = simtest.Tree(t, root)
+	before = testtree.Tree(t, root)
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "is not overwritten") {
 		t.Errorf("%d %s", status, errs)
 	}
 	status, out, _ := ctl(t, "uninstall", "--root", root)
-	if status != 0 || simtest.Tree(t, root)[config.DefaultPath] != before[config.DefaultPath] || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
+	if status != 0 || testtree.Tree(t, root)[config.DefaultPath] != before[config.DefaultPath] || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
 		t.Errorf("uninstall: %d %s", status, out)
 	}
 }
@@ -117,7 +117,7 @@ func TestTheStepsFromTheOperatorsToolkit(t *testing.T) {
 		main := strings.Replace(containerdTOML, "# mine\n", "imports = [\"/etc/containerd/conf.d/*.toml\"]\n", 1)
 		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), main)
 		write(t, filepath.Join(root, theirs), "version = 3\n"+runtime)
-		before := simtest.Tree(t, root)
+		before := testtree.Tree(t, root)
 		handler := func(when string) runtimeclass.Runtime {
 			c, err := runtimeclass.ReadConfiguration(runtimeclass.Host{Tree: hosttree.Tree{Root: root}}, runtimeclass.DefaultContainerdConfig)
 			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() {
@@ -134,16 +134,16 @@ func TestTheStepsFromTheOperatorsToolkit(t *testing.T) {
 			t.Errorf("%s: %+v", version, r)
 		}
 		fine(t, "uninstall", "--root", root)
-		if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+		if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%s: uninstall left %v", version, now)
 		}
 		fine(t, append(install, "--from-toolkit", "--replace")...)
-		simtest.Check(t, os.Remove(filepath.Join(root, theirs)))
+		testtree.Check(t, os.Remove(filepath.Join(root, theirs)))
 		fine(t, install...)
 		handler("without the toolkit")
 		fine(t, "uninstall", "--root", root)
 		delete(before, "/"+theirs)
-		if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
+		if now := testtree.Tree(t, root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%s: left %v", version, now)
 		}
 	}

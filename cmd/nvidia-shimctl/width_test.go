@@ -16,7 +16,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 )
 
@@ -24,10 +24,10 @@ import (
 func screen(t *testing.T, args ...string) string {
 	t.Helper()
 	master, name, err := console.NewPty()
-	simtest.Check(t, err)
-	simtest.Check(t, master.Resize(console.WinSize{Width: 80, Height: 24}))
+	testtree.Check(t, err)
+	testtree.Check(t, master.Resize(console.WinSize{Width: 80, Height: 24}))
 	slave, err := os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	all := make(chan string, 1)
 	go func() {
 		data, _ := io.ReadAll(master) // ends with EIO when the other side is closed
@@ -46,7 +46,7 @@ func screen(t *testing.T, args ...string) string {
 
 // Names of pods, containers and GPUs may be long. The screen shows everything that a pipe gets.
 func TestEveryTableFits80Columns(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 8, MIG: []sim.MIGDevice{{GPU: 1, GI: 9}, {GPU: 1, GI: 10, CI: 1}}, Excluded: []int{7}, Models: map[int]sim.Model{
+	d := sim.New(t, sim.Options{GPUs: 8, MIG: []sim.MIGDevice{{GPU: 1, GI: 9}, {GPU: 1, GI: 10, CI: 1}}, Excluded: []int{7}, Models: map[int]sim.Model{
 		0: {Name: "NVIDIA RTX PRO 6000 Blackwell Server Edition"}, 2: {Name: "NVIDIA H100 80GB HBM3"},
 	}})
 	t.Setenv("TERM", "dumb")
@@ -68,7 +68,7 @@ func TestEveryTableFits80Columns(t *testing.T) {
 	write(t, filepath.Join(suspended, "config.json"), `{"root": {"path": "rootfs"}}`)
 	place("a-container-of-ctr-whose-name-its-user-has-made-as-long-as-names-can-be", "", all[0])
 	place("short", "", all[1])
-	simtest.Check(t, d.Place(sim.Process{UUID: d.GPUs[2].UUID, PID: os.Getpid(), Memory: 85899345920}))
+	testtree.Check(t, d.Place(sim.Process{UUID: d.GPUs[2].UUID, PID: os.Getpid(), Memory: 85899345920}))
 	root, install := toolkitTree(t, "operator.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
 	for _, tc := range []struct{ args, want []string }{
 		{[]string{"info"}, nil},
@@ -115,7 +115,7 @@ func TestInfoIsOneScreen(t *testing.T) {
 		"twelve of one GPU": {GPUs: 8, MIG: every[:12]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := simtest.New(t, options)
+			d := sim.New(t, options)
 			out := screen(t, "--config", d.ConfigPath, "info")
 			if n := strings.Count(out, "\n"); n > 24 {
 				t.Errorf("%d lines:\n%s", n, out)
@@ -137,8 +137,8 @@ func TestInfoIsOneScreen(t *testing.T) {
 // The help is complete.
 func TestHelpFits80Columns(t *testing.T) {
 	all := newApp(io.Discard, io.Discard)
-	simtest.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
-	simtest.Check(t, all.Walk(func(c *cli.Command) error {
+	testtree.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
+	testtree.Check(t, all.Walk(func(c *cli.Command) error {
 		help := fine(t, append(strings.Fields(c.FullName())[1:], "--help")...)
 		for line := range strings.Lines(help) {
 			if n := utf8.RuneCountInString(line) - 1; n > 80 || strings.HasSuffix(line, " \n") {

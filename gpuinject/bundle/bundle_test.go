@@ -13,7 +13,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const config = `{
@@ -25,7 +25,7 @@ const config = `{
     "resources": {"devices": [{"allow": false, "access": "rwm"}], "rdma": {"x": {"hcaHandles": 3}}}}
 }`
 
-var check = simtest.Check
+var check = testtree.Check
 
 func load(t *testing.T, text string) *Bundle {
 	t.Helper()

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
-var check = simtest.Check
+var check = testtree.Check
 
 func write(t testing.TB, text string) string {
 	t.Helper()

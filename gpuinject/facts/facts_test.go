@@ -16,7 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // probed is a host whose NVML counts how often it is asked.
@@ -30,9 +30,9 @@ type probed struct {
 
 func newProbed(t *testing.T) *probed {
 	t.Helper()
-	d := simtest.New(t, sim.Options{GPUs: 4})
+	d := sim.New(t, sim.Options{GPUs: 4})
 	cfg, err := config.Load(d.ConfigPath)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	return &probed{Driver: d, cfg: cfg.Host}
 }
 
@@ -112,7 +112,7 @@ func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 			if change == nil {
 				return
 			}
-			simtest.Check(t, change(t, p))
+			testtree.Check(t, change(t, p))
 			if f, err := p.facts(); err != nil || f.CUDA != "13.0" || p.asked.Load() != 2 {
 				t.Errorf("asked %d times, %+v, %v", p.asked.Load(), f, err)
 			}

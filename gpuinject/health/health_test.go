@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
-var check = simtest.Check
+var check = testtree.Check
 
 var now = time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
 

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const version = "580.159.04"
@@ -25,13 +25,13 @@ var (
 
 // fixture is a host in a directory that holds all of its file systems.
 type fixture struct {
-	simtest.Root
+	testtree.Root
 	cfg config.Host
 }
 
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	root := simtest.NewRoot(t)
+	root := testtree.NewRoot(t)
 	dir := root.Dir
 	f := &fixture{root, config.Host{DriverRoot: dir, DevRoot: dir, ProcRoot: dir + "/proc", SysRoot: dir + "/sys"}}
 	f.Write("proc/devices", "Character devices:\n  1 mem\n 10 misc\n195 nvidia\n238 nvidia-uvm\n241 nvidia-caps\n\nBlock devices:\n")
@@ -79,7 +79,7 @@ func (f *fixture) changed(files driver.Files) bool {
 	return !files.Fresh(h.Config, h.DriverVersion)
 }
 
-func elf64(soname string) string { return simtest.Library(elf.ELFCLASS64, machine, soname) }
+func elf64(soname string) string { return testtree.Library(elf.ELFCLASS64, machine, soname) }
 
 // libraries are the names of libraries, sorted.
 func libraries(files driver.Files) []string {

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestDiscoverRecognisesThePlatform(t *testing.T) {
@@ -147,7 +147,7 @@ func TestAHostThatIsAContainerByOtherSigns(t *testing.T) {
 			}
 			f.Node("nvidia-uvm", 1, 3, 0o666)
 			_, err = h.Nodes(device.Set{GPUs: h.GPUs}, []string{"compute"}, driver.Files{})
-			simtest.Says(t, err, "nvidia-uvm is 1:3")
+			testtree.Says(t, err, "nvidia-uvm is 1:3")
 			if strings.Contains(err.Error(), "prepare") == tt.container {
 				t.Errorf("error %v", err)
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const listDir = "etc/nvidia-container-runtime/host-files-for-container.d/"
@@ -87,7 +87,7 @@ func TestTegraDevices(t *testing.T) {
 		{"/dev/nvhost-link", "a symbolic link"}, {"/dev/absent", "none of the device nodes"}, {"/dev/[", "syntax error"},
 	} {
 		_, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, driver.Files{Nodes: []string{tt.path}})
-		simtest.Says(t, err, tt.word)
+		testtree.Says(t, err, tt.word)
 	}
 	if nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, driver.Files{Nodes: []string{"/dev/nvhost-*"}}); err != nil || len(nodes) != 2 {
 		t.Errorf("a pattern that matches a file, a link and a directory too: %v, %v", nodes, err)
@@ -150,7 +150,7 @@ func TestTegraFiles(t *testing.T) {
 		if len(files.Libraries) != 0 || len(files.Refused) != 1 || !strings.Contains(files.Refused[0].Reason, "writable by users other than root") {
 			t.Errorf("%v, refused %v", libraries(files), files.Refused)
 		}
-		simtest.Says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
+		testtree.Says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
 	})
 }
 

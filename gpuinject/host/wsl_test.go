@@ -9,7 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // wslPackage is a package of the driver store, by the name that Windows gives it.
@@ -44,7 +44,7 @@ func TestWSLDevices(t *testing.T) {
 	}
 	for _, id := range []string{"1", "GPU-fef8089b", "0000:01:00.0", "tegra", "0:0"} {
 		_, err := h.Select([]string{id}, device.Facts{})
-		simtest.Says(t, err, `"all"`, "every GPU that Windows shares with WSL2")
+		testtree.Says(t, err, `"all"`, "every GPU that Windows shares with WSL2")
 	}
 	for _, set := range []device.Set{{GPUs: h.GPUs}, {}} {
 		nodes, err := h.Nodes(set, []string{"compute", "graphics"}, driver.Files{})
@@ -72,7 +72,7 @@ func TestTheWSLNodeIsVerified(t *testing.T) {
 			f := wslHost(t)
 			tt.change(f)
 			_, err := f.discover().Nodes(device.Set{}, nil, driver.Files{})
-			simtest.Says(t, err, tt.word, "dxg")
+			testtree.Says(t, err, tt.word, "dxg")
 		})
 	}
 }
@@ -118,7 +118,7 @@ func TestWSLFiles(t *testing.T) {
 		f.Node("dxg", 10, 125, 0o660)
 		f.Write("usr/lib/wsl/lib/libdxcore.so", elf64("libdxcore.so"))
 		files := f.files()
-		simtest.Says(t, files.Check([]string{"compute"}), "WSL2", "libcuda.so.1", "driver for Windows")
+		testtree.Says(t, files.Check([]string{"compute"}), "WSL2", "libcuda.so.1", "driver for Windows")
 		if want := []string{"compute: libcuda.so.1", "utility: libnvidia-ml.so.1"}; !slices.Equal(files.Missing, want) {
 			t.Errorf("missing %v, want %v", files.Missing, want)
 		}
@@ -133,6 +133,6 @@ func TestWSLFiles(t *testing.T) {
 		if len(files.Data) != 1 {
 			t.Errorf("%+v", files.Data)
 		}
-		simtest.Says(t, files.Check([]string{"compute"}), "libcuda.so.1", "refused", "uid 1000")
+		testtree.Says(t, files.Check([]string{"compute"}), "libcuda.so.1", "refused", "uid 1000")
 	})
 }

@@ -9,8 +9,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // compatImage makes an image whose /usr/local/cuda leads to a compat directory
@@ -94,7 +93,7 @@ func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 	write(t, dir+"/etc/ld.so.conf", got.Dir+"\n")
 	check(t, os.Remove(compat+"/libevil.so.1"))
 	check(t, os.Remove(compat+"/libaround.so.1"))
-	simtest.Ldconfig(t, "-X", "-r", dir)
+	testtree.Ldconfig(t, "-X", "-r", dir)
 	var theirs, ours []string
 	for _, e := range readCache(t, dir).Entries {
 		theirs = append(theirs, fmt.Sprint(e))
@@ -145,7 +144,7 @@ func TestAnOddCompatDirectoryIsNotUsed(t *testing.T) {
 		{"the version is a terabyte", func(t *testing.T, dir string) { sparse(t, dir+"/usr/local/cuda/compat"+good, 1<<40) }},
 		{"the version is text", func(t *testing.T, dir string) { write(t, dir+"/usr/local/cuda/compat"+good, "x") }},
 		{"the version is for another machine", func(t *testing.T, dir string) {
-			write(t, dir+"/usr/local/cuda/compat"+good, string(elffile.Library(elf.ELFCLASS64, elf.EM_SPARCV9, "libcuda.so.1")))
+			write(t, dir+"/usr/local/cuda/compat"+good, testtree.Library(elf.ELFCLASS64, elf.EM_SPARCV9, "libcuda.so.1"))
 		}},
 		{"a directory with a line feed in its name", func(t *testing.T, dir string) {
 			write(t, dir+"/opt/a\n/evil"+good, lib)

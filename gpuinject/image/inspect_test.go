@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestTheCLibraryIsFoundByWhatItIs(t *testing.T) {
 	a := ldcache.ABI64
 	glibc, musl := library(a, "libc.so.6"), library(a, "libc.musl-"+a.Arch+".so.1")
-	other := string(elffile.Library(elf.ELFCLASS64, elf.EM_SPARCV9, "libc.so.6"))
+	other := testtree.Library(elf.ELFCLASS64, elf.EM_SPARCV9, "libc.so.6")
 	muslName := "/lib/ld-musl-" + a.Arch + ".so.1"
 	type files map[string]string
 	for _, test := range []struct {
@@ -99,9 +98,9 @@ func TestAnOddLoaderFileIsReplacedOrLeft(t *testing.T) {
 		dir := glibcImage(t, nil)
 		test.make(dir + test.place)
 		root := openRoot(t, dir)
-		start := simtest.ProcessorTime(t)
+		start := testtree.ProcessorTime(t)
 		files, notes := root.LoaderFiles(root.Inspect("580.95.05"), []string{driverDir}, []ldcache.Entry{lib("libcuda.so.1")})
-		if took := simtest.ProcessorTime(t) - start; took > 500*time.Millisecond || !strings.Contains(strings.Join(notes, "\n"), test.note) {
+		if took := testtree.ProcessorTime(t) - start; took > 500*time.Millisecond || !strings.Contains(strings.Join(notes, "\n"), test.note) {
 			t.Errorf("%s: notes %q after %v", test.name, notes, took)
 		}
 		for _, f := range files {
@@ -130,7 +129,7 @@ func TestAReadWithoutDescriptorsIsAnError(t *testing.T) {
 	// In a shim's own order: a first look-up may succeed and the next one fail.
 	for spare := range uint64(2) {
 		r := openRoot(t, dir)
-		simtest.LimitDescriptors(t, spare, func() {
+		testtree.LimitDescriptors(t, spare, func() {
 			r.Inspect("580.1.1")
 			r.LoaderFiles(Image{LibC: GLibC}, []string{driverDir}, nil)
 		})

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // glibcImage is the least image with glibc and the given cache.
@@ -87,7 +87,7 @@ func TestALaterLdconfigReadsTheEntry(t *testing.T) {
 		if got := read(t, dir+confPath); got != want {
 			t.Errorf("%q became %q, want %q", before, got, want)
 		}
-		simtest.Ldconfig(t, "-r", dir)
+		testtree.Ldconfig(t, "-r", dir)
 		if got := paths(readCache(t, dir), "libcuda.so.1"); !slices.Equal(got, []string{driverDir + "/libcuda.so.1"}) {
 			t.Errorf("%q: a later ldconfig lists %q", before, got)
 		}

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const secret = "a file of the host"
@@ -43,7 +43,7 @@ func (i *testImage) path(name string) string    { return filepath.Join(i.dir, na
 func (i *testImage) write(name, content string) { i.t.Helper(); write(i.t, i.path(name), content) }
 func (i *testImage) link(target, name string)   { i.t.Helper(); symlink(i.t, target, i.path(name)) }
 
-var check = simtest.Check
+var check = testtree.Check
 
 // unchanged fails the test if the host's directory holds anything new, or a temporary file is left
 // in the image's /etc.
@@ -170,7 +170,7 @@ func TestALookUpIsBounded(t *testing.T) {
 		"/etc/l39": true, "/etc/l40": false, "/etc/a": false, "/etc/dir/file": false,
 		"/etc/hundred": true, "/etc/three-hundred/" + deep: false, "/" + deep + "20": false,
 	} {
-		start := simtest.ProcessorTime(t)
+		start := testtree.ProcessorTime(t)
 		_, err := i.Target(name)
 		if (err == nil) != ok || i.IsFile(name) != ok {
 			t.Errorf("%.20s: %v", name, err)
@@ -187,7 +187,7 @@ func TestALookUpIsBounded(t *testing.T) {
 				t.Errorf("%.20s: %v", name, err)
 			}
 		}
-		if took := simtest.ProcessorTime(t) - start; took > time.Second {
+		if took := testtree.ProcessorTime(t) - start; took > time.Second {
 			t.Errorf("%.20s took %v", name, took)
 		}
 	}
@@ -268,7 +268,7 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 			name := filepath.Join(dir, "f")
 			check(t, make(name))
 			root := openRoot(t, dir)
-			start := simtest.ProcessorTime(t)
+			start := testtree.ProcessorTime(t)
 			if opened(t, name, func() {
 				if _, err := root.readFile("/f", 1<<20); !errors.Is(err, errNotRegular) || root.IsFile("/f") {
 					t.Errorf("read: %v, want errNotRegular", err)
@@ -279,7 +279,7 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 			}) && kind != "a directory" {
 				t.Error("it was opened")
 			}
-			if took := simtest.ProcessorTime(t) - start; took > time.Second {
+			if took := testtree.ProcessorTime(t) - start; took > time.Second {
 				t.Errorf("that took %v", took)
 			}
 			can, err := root.CanWriteFile("/f"), root.WriteFile("/f", []byte("ours"))
@@ -300,13 +300,13 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	i := newImage(t)
 	sparse(t, i.path("etc/big"), 1<<40)
-	start := simtest.ProcessorTime(t)
+	start := testtree.ProcessorTime(t)
 	if _, err := i.readFile("/etc/big", 4<<20); !errors.Is(err, errTooLarge) {
 		t.Errorf("%v, want errTooLarge", err)
 	}
 	// Comparing with what is there must not read it either.
 	check(t, i.WriteFile("/etc/big", []byte("small")))
-	if took := simtest.ProcessorTime(t) - start; took > time.Second {
+	if took := testtree.ProcessorTime(t) - start; took > time.Second {
 		t.Errorf("that took %v", took)
 	}
 	i.write("etc/exact", "12345")

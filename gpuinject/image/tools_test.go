@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const goodNote = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,580,590],"Device":[1,2,7]}`
 
 // compatLibrary is a libcuda.so with NVIDIA's note of the given text.
 func compatLibrary(note string) string {
-	section := elffile.Note("NVIDIA Corporation", note)
-	return string(elffile.WithNote(ldcache.ABI64.Machine, "libcuda.so.1", ".note.cuda.fwd_compatibility", section))
+	section := testtree.Note("NVIDIA Corporation", note)
+	return string(testtree.WithNote(ldcache.ABI64.Machine, "libcuda.so.1", ".note.cuda.fwd_compatibility", section))
 }
 
 // library is a library of an ABI.
 func library(a ldcache.ABI, soname string) string {
-	return string(elffile.Library(a.Class, a.Machine, soname))
+	return testtree.Library(a.Class, a.Machine, soname)
 }
 
 func mkdir(t testing.TB, dir string) {

@@ -11,13 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // hostFlags are those of this machine's 64-bit libraries.
 var hostFlags = ABI64.Flags
 
-var check = simtest.Check
+var check = testtree.Check
 
 // hostCache is the machine's own cache, or one that its ldconfig makes.
 func hostCache(t testing.TB) []byte {
@@ -25,7 +25,7 @@ func hostCache(t testing.TB) []byte {
 	data, err := os.ReadFile("/etc/ld.so.cache")
 	if err != nil {
 		file := filepath.Join(t.TempDir(), "ld.so.cache")
-		simtest.Ldconfig(t, "-X", "-C", file)
+		testtree.Ldconfig(t, "-X", "-C", file)
 		data, err = os.ReadFile(file)
 	}
 	check(t, err)
@@ -52,7 +52,7 @@ func printed(t *testing.T, data []byte) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "cache")
 	write(t, file, data)
-	return strings.ReplaceAll(simtest.Ldconfig(t, "-p", "-C", file), file, "")
+	return strings.ReplaceAll(testtree.Ldconfig(t, "-p", "-C", file), file, "")
 }
 
 func TestTheMachinesOwnCacheSurvivesARoundTrip(t *testing.T) {
@@ -82,7 +82,7 @@ func TestABlockOfTheOldFormatInFrontIsSkipped(t *testing.T) {
 	}
 	write(t, dir+"/etc/ld.so.conf", []byte("/lib64\n"))
 	for _, format := range []string{"compat", "new", "old"} {
-		simtest.Ldconfig(t, "-r", dir, "-c", format)
+		testtree.Ldconfig(t, "-r", dir, "-c", format)
 		data, err := os.ReadFile(dir + "/etc/ld.so.cache")
 		check(t, err)
 		c, err := ParseCache(data)
@@ -279,13 +279,13 @@ func TestT10TheWorstCacheIsHandledInBoundedTime(t *testing.T) {
 	for i := range 200 {
 		driver = append(driver, x86(fmt.Sprintf("libcuda.so.%d", i), fmt.Sprintf("/d/%d", i)))
 	}
-	start := simtest.ProcessorTime(t)
+	start := testtree.ProcessorTime(t)
 	c := mustParse(t, worst(maxEntries).Encode())
 	c.Prepend(driver)
 	if data := c.Encode(); data == nil || len(c.Entries) != len(driver) {
 		t.Errorf("%d entries, %d bytes", len(c.Entries), len(data))
 	}
-	if took := simtest.ProcessorTime(t) - start; took > 500*time.Millisecond {
+	if took := testtree.ProcessorTime(t) - start; took > 500*time.Millisecond {
 		t.Errorf("took %v", took)
 	}
 	if worst(maxEntries+1).Encode() != nil || (&Cache{Entries: []Entry{x86("a", strings.Repeat("p", MaxCacheSize))}}).Encode() != nil {

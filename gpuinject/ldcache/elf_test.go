@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const goodNote = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,580,590],"Device":[1,2,7]}`
@@ -27,14 +27,14 @@ const (
 
 // elf64 makes a library of this machine with a SONAME and a note section.
 func elf64(soname, noteName string, note []byte) []byte {
-	return elffile.WithNote(ABI64.Machine, soname, noteName, note)
+	return testtree.WithNote(ABI64.Machine, soname, noteName, note)
 }
 
 // elf32 makes a library of x86 with a SONAME and no sections.
-func elf32() []byte { return elffile.Library(elf.ELFCLASS32, elf.EM_386, "libc.so.6") }
+func elf32() []byte { return []byte(testtree.Library(elf.ELFCLASS32, elf.EM_386, "libc.so.6")) }
 
 func compatELF() []byte {
-	return elf64("libcuda.so.1", compatSection, elffile.Note(compatOwner, goodNote))
+	return elf64("libcuda.so.1", compatSection, testtree.Note(compatOwner, goodNote))
 }
 
 func parseELF(data []byte) (ELF, error) { return ReadELF(bytes.NewReader(data), int64(len(data))) }
@@ -154,7 +154,7 @@ func TestAHostileLibraryIsAnErrorOrHasNoNote(t *testing.T) {
 		{"note wraps", u64(note+24, 1<<64-4), noNote},
 		{"note of 10 MB", u64(note+32, 10<<20), noNote},
 		{"note overlaps the ELF header", u64(note+24, 0), noNote},
-		{"note of more than 64 KiB", elf64("libcuda.so.1", compatSection, append(elffile.Note(compatOwner, goodNote), make([]byte, maxNoteSection)...)), noNote},
+		{"note of more than 64 KiB", elf64("libcuda.so.1", compatSection, append(testtree.Note(compatOwner, goodNote), make([]byte, maxNoteSection)...)), noNote},
 	} {
 		got, err := parseELF(test.data)
 		switch {

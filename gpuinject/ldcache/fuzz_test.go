@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func FuzzParseCache(f *testing.F) {
@@ -91,10 +91,10 @@ func FuzzConf(f *testing.F) {
 }
 
 func FuzzNote(f *testing.F) {
-	note := elffile.Note(compatOwner, goodNote)
+	note := testtree.Note(compatOwner, goodNote)
 	f.Add(note, uint64(4))
-	f.Add(append(elffile.Note("GNU", "abcd"), note...), uint64(8))
-	f.Add(elffile.Note(compatOwner, strings.Repeat(`{"Driver":[`, 1000)), uint64(1<<63))
+	f.Add(append(testtree.Note("GNU", "abcd"), note...), uint64(8))
+	f.Add(testtree.Note(compatOwner, strings.Repeat(`{"Driver":[`, 1000)), uint64(1<<63))
 	f.Fuzz(func(t *testing.T, section []byte, align uint64) {
 		note, err := parseCompatNote(section, align)
 		if (note == nil) == (err == nil) {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
@@ -39,11 +39,11 @@ func TestMain(m *testing.M) {
 		fmt.Print(err)
 		os.Exit(0)
 	}
-	simtest.InOwnMounts()
+	testtree.InOwnMounts()
 	os.Exit(m.Run())
 }
 
-var check = simtest.Check
+var check = testtree.Check
 
 // fixture is a state directory and a directory of driver files.
 type fixture struct {

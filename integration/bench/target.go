@@ -7,7 +7,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -70,7 +69,7 @@ func (o options) simulatedTarget(h *testenv.Lifetime, work string) (*target, err
 	for i := range simulatedMIG {
 		mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
 	}
-	d := simtest.New(h, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
+	d := sim.New(h, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
 	s := setup{gpus: len(d.GPUs), partitioned: simulatedGPUs / 2, mig: len(mig)}
 	g := &target{setup: s, stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
 	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {

@@ -12,9 +12,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestMain(m *testing.M) { simhost.Main(m) }
@@ -62,7 +62,7 @@ func placeSpec(t *testing.T, data []byte) {
 	const dir = "/run/cdi"
 	testenv.ShareForTest(t, dir)
 	name := filepath.Join(dir, strings.Replace(kind, "/", "-", 1)+".json")
-	simtest.Check(t, os.WriteFile(name, data, 0o644))
+	testtree.Check(t, os.WriteFile(name, data, 0o644))
 	t.Cleanup(func() { os.Remove(name) })
 }
 
@@ -179,7 +179,7 @@ func TestCDISpecificationOfShimctlUnderTheStockRuntime(t *testing.T) {
 	for _, image := range []string{"glibc-nocache", "usrlib64", "large"} {
 		simhost.Want(t, run(image, testenv.StockRuntime).Output, found...)
 	}
-	simtest.Check(t, h.Driver.Upgrade("999.1.2"))
+	testtree.Check(t, h.Driver.Upgrade("999.1.2"))
 	simhost.Want(t, run("large", "").Output, found[1:]...)
 	if r := run("large", testenv.StockRuntime); r.ExitCode == 0 || !strings.Contains(r.Error, sim.DefaultVersion) {
 		t.Errorf("a stale specification under the stock runtime: %+v", r)

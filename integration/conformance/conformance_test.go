@@ -24,7 +24,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -97,7 +96,7 @@ func TestResultsAreThoseOfTheStockShim(t *testing.T) {
 
 	stock := copyShim(t, filepath.Join(bin, "tools", "containerd-shim-runc-v2"), filepath.Join(work, "stock"))
 	ours := copyShim(t, filepath.Join(bin, "containerd-shim-nvidia-v2"), filepath.Join(work, "ours"))
-	config := simtest.New(t, sim.Options{GPUs: 1}).ConfigPath
+	config := sim.New(t, sim.Options{GPUs: 1}).ConfigPath
 	subjects := []subject{
 		{name: "stock", binary: stock},
 		{name: "ours", binary: ours},

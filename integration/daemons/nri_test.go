@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // adjuster is an NRI plugin that changes containers by their names.
@@ -39,7 +39,7 @@ func TestAPluginOfNRIChangesContainers(t *testing.T) {
 	gpu := n.Driver.GPUs[1]
 	node := fmt.Sprintf("/dev/nvidia%d", gpu.Minor)
 	var st unix.Stat_t
-	simtest.Check(t, unix.Stat(filepath.Join(n.Driver.DevRoot, node), &st))
+	testtree.Check(t, unix.Stat(filepath.Join(n.Driver.DevRoot, node), &st))
 	plugin, err := stub.New(adjuster{
 		"variable-added":   func(a *api.ContainerAdjustment) { a.AddEnv(variable, "1") },
 		"variable-changed": func(a *api.ContainerAdjustment) { a.RemoveEnv(variable); a.AddEnv(variable, "2") },
@@ -49,8 +49,8 @@ func TestAPluginOfNRIChangesContainers(t *testing.T) {
 			a.AddDevice(&api.LinuxDevice{Path: node, Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))})
 		},
 	}, stub.WithPluginName("adjuster"), stub.WithPluginIdx("00"), stub.WithSocketPath(socket))
-	simtest.Check(t, err)
-	simtest.Check(t, plugin.Start(n.ctx))
+	testtree.Check(t, err)
+	testtree.Check(t, plugin.Start(n.ctx))
 	t.Cleanup(plugin.Stop)
 
 	pod := n.sandbox("nri")
@@ -73,5 +73,5 @@ func TestAPluginOfNRIChangesContainers(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	n.remove(t, id)
-	simtest.Check(t, os.RemoveAll(socket))
+	testtree.Check(t, os.RemoveAll(socket))
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
@@ -66,7 +65,7 @@ func run(life *testenv.Lifetime, bin string, gpus int) error {
 		}
 	} else {
 		say("This host has no NVIDIA driver: %d GPUs are simulated (integration/simdriver).", gpus)
-		config = simtest.New(life, sim.Options{Dir: filepath.Join(dir, "sim"), GPUs: gpus}).ConfigPath
+		config = sim.New(life, sim.Options{Dir: filepath.Join(dir, "sim"), GPUs: gpus}).ConfigPath
 	}
 	image := filepath.Join(dir, "image.tar")
 	content, err := images.FromHostPrograms(imageRef, []string{"sh", "ls", "cat", "grep", "mknod", "rm", "echo", "true"})

@@ -12,9 +12,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // object is a part of a CDI specification.
@@ -27,7 +27,7 @@ const refusal = "this hook refuses"
 func (e *engine) writeSpecs(t *testing.T) {
 	t.Helper()
 	var all struct{ Devices, Files []place.Bind }
-	simtest.Check(t, json.Unmarshal([]byte(e.Ctl(t, "--json", "run-args", "--for", "docker")), &all))
+	testtree.Check(t, json.Unmarshal([]byte(e.Ctl(t, "--json", "run-args", "--for", "docker")), &all))
 	var nodes, places, homes []object
 	for _, d := range all.Devices {
 		if _, err := fmt.Sscanf(d.Destination, "/dev/nvidia%d", new(int)); err != nil {
@@ -73,9 +73,9 @@ func (e *engine) writeSpecs(t *testing.T) {
 			devices = append(devices, object{"name": fmt.Sprint(i), "containerEdits": own})
 		}
 		text, err := json.Marshal(object{"cdiVersion": "0.5.0", "kind": "example.com/" + name, "devices": devices, "containerEdits": edits})
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		file := simhost.WriteFile(t, filepath.Join(e.specs, name+".json"), string(text))
-		t.Cleanup(func() { simtest.Check(t, os.Remove(file)) })
+		t.Cleanup(func() { testtree.Check(t, os.Remove(file)) })
 		testenv.Await(t, "dockerd knows "+name, func() bool {
 			return strings.Contains(e.docker(t, "info", "--format", "{{json .DiscoveredDevices}}"), `"example.com/`+name+`=2"`)
 		})
@@ -135,10 +135,10 @@ func TestCDISpecificationsOfOthers(t *testing.T) {
 func TestAStaleCDISpecification(t *testing.T) {
 	unchanged(t, shared.Driver.StateDir+"/view/") // the other driver has its own view
 	t.Cleanup(func() {
-		simtest.Check(t, shared.Driver.Upgrade(sim.DefaultVersion))
+		testtree.Check(t, shared.Driver.Upgrade(sim.DefaultVersion))
 		check(t, shared.probe(t, visible("1"), shared.image()), 1)
 	})
-	simtest.Check(t, shared.Driver.Upgrade("999.1.2"))
+	testtree.Check(t, shared.Driver.Upgrade("999.1.2"))
 	check(t, shared.probe(t, []string{"--runtime", "nvidia", "--gpus", "device=1"}, shared.image()), 1)
 	r := shared.try(t, nil, append(shared.run("--rm", "--gpus", "device=1"), shared.image(), "true")...)
 	if r.ExitCode == 0 {

@@ -12,9 +12,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { simhost.Main(m) }
 // newDriver has a GPU that stays healthy, one to break, and a third with two MIG devices of which
 // the first is to break.
 func newDriver(t *testing.T) *sim.Driver {
-	return simtest.New(t, sim.Options{
+	return sim.New(t, sim.Options{
 		GPUs: 3, MIG: []sim.MIGDevice{{GPU: 2, GI: 5, CI: 0}, {GPU: 2, GI: 9, CI: 0}},
 	})
 }
@@ -66,7 +66,7 @@ func ask(t *testing.T, d *sim.Driver, devices string) (p plan) {
 // forget removes NVML's kept answer.
 func forget(t *testing.T, d *sim.Driver) {
 	t.Helper()
-	simtest.Check(t, os.RemoveAll(filepath.Join(d.StateDir, "nvml.json")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(d.StateDir, "nvml.json")))
 }
 
 // starts fails the test unless a container with these devices gets so many GPUs and MIG devices.
@@ -97,11 +97,11 @@ var contents = map[string][]byte{"missing": nil, "empty": {}, "garbage": []byte(
 func spoil(t *testing.T, file string, content []byte) {
 	t.Helper()
 	before, err := os.ReadFile(file)
-	simtest.Check(t, err)
-	t.Cleanup(func() { simtest.Check(t, os.WriteFile(file, before, 0o444)) })
-	simtest.Check(t, os.Remove(file))
+	testtree.Check(t, err)
+	t.Cleanup(func() { testtree.Check(t, os.WriteFile(file, before, 0o444)) })
+	testtree.Check(t, os.Remove(file))
 	if content != nil {
-		simtest.Check(t, os.WriteFile(file, content, 0o444))
+		testtree.Check(t, os.WriteFile(file, content, 0o444))
 	}
 }
 
@@ -193,7 +193,7 @@ func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
 	} {
 		for result, code := range results {
 			t.Run(call.name+" "+result, func(t *testing.T) {
-				simtest.Check(t, d.Faults(sim.Fault{Function: call.name, UUID: d.GPUs[broken].UUID, Code: code}))
+				testtree.Check(t, d.Faults(sim.Fault{Function: call.name, UUID: d.GPUs[broken].UUID, Code: code}))
 				forget(t, d)
 				starts(t, d, "0", 1, 0)
 				forget(t, d)
@@ -214,7 +214,7 @@ func TestACallOfNVMLFailsForOneMIGDevice(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetName"} {
 		for result, code := range results {
 			t.Run(call+" "+result, func(t *testing.T) {
-				simtest.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.MIG[brokenMIG].UUID, Code: code}))
+				testtree.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.MIG[brokenMIG].UUID, Code: code}))
 				forget(t, d)
 				starts(t, d, "0", 1, 0)
 				forget(t, d)
@@ -230,7 +230,7 @@ func TestACallOfNVMLHangsForOneGPU(t *testing.T) {
 	d := newDriver(t)
 	for _, call := range []string{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"} {
 		t.Run(call, func(t *testing.T) {
-			simtest.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.GPUs[broken].UUID, Code: sim.Wait}))
+			testtree.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.GPUs[broken].UUID, Code: sim.Wait}))
 			forget(t, d)
 			starts(t, d, "0", 1, 0)
 			forget(t, d)
@@ -269,14 +269,14 @@ func TestASickGPUUnderContainerd(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 2}})
 	serve := &testenv.Command{Name: "serve", Dir: t.TempDir(), Log: filepath.Join(t.TempDir(), "log"),
 		Argv: []string{filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", h.Driver.ConfigPath, "serve", "--listen", "127.0.0.1:0"}}
-	simtest.Check(t, serve.Start())
+	testtree.Check(t, serve.Start())
 	t.Cleanup(serve.Stop)
 	name := filepath.Join(h.Driver.StateDir, health.Name)
 	testenv.Await(t, "the health file", func() bool { _, err := os.Stat(name); return err == nil })
 	o := simhost.Visible("0")
 	o.Args, o.ID = []string{"/bin/true"}, "healthy"
 	h.MustRun(t, o)
-	simtest.Check(t, h.Driver.Xid(h.Driver.GPUs[0].UUID, 79))
+	testtree.Check(t, h.Driver.Xid(h.Driver.GPUs[0].UUID, 79))
 	testenv.Await(t, "the Xid", func() bool { text, _ := os.ReadFile(name); return strings.Contains(string(text), "Xid 79") })
 	o.ID = "warned"
 	h.MustRun(t, o)
@@ -300,9 +300,9 @@ func TestASickGPUUnderContainerd(t *testing.T) {
 	}
 	serve.Stop()
 	old, err := health.Load(h.Driver.StateDir)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	old.Time = old.Time.Add(-health.Valid)
-	simtest.Check(t, health.Write(h.Driver.StateDir, old))
+	testtree.Check(t, health.Write(h.Driver.StateDir, old))
 	o.ID = "unwatched"
 	h.MustRun(t, o)
 }
@@ -315,8 +315,8 @@ func TestUserSpaceIsUpgradedUnderTheLoadedModule(t *testing.T) {
 	o := simhost.Visible("0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 	o.Args = []string{"/bin/sh", "-c", "/test/dlopen libcuda.so.1 && ls /usr/local/nvidia/lib64"}
 	was := h.MustRun(t, o)
-	simtest.Check(t, h.Driver.Upgrade("999.1.2"))
-	simtest.Check(t, h.Driver.LoadModule(loaded))
+	testtree.Check(t, h.Driver.Upgrade("999.1.2"))
+	testtree.Check(t, h.Driver.LoadModule(loaded))
 	o.ID = "replaced"
 	if out := h.MustRun(t, o); out != was || !strings.Contains(out, "libcuda.so."+loaded) {
 		t.Errorf("it was\n%s\nand is\n%s", was, out)
@@ -327,7 +327,7 @@ func TestUserSpaceIsUpgradedUnderTheLoadedModule(t *testing.T) {
 	before := h.Snapshot(t, h.State)
 	h.Refused(t, simhost.Visible("0", "NVIDIA_DRIVER_CAPABILITIES=all"), "999.1.2", loaded, "reboot")
 	before.AssertUnchanged(t)
-	simtest.Check(t, h.Driver.LoadModule("999.1.2"))
+	testtree.Check(t, h.Driver.LoadModule("999.1.2"))
 	o.ID = "rebooted"
 	if out := h.MustRun(t, o); !strings.Contains(out, "libcuda.so.999.1.2") || strings.Contains(out, loaded) {
 		t.Errorf("after the reboot:\n%s", out)
@@ -340,11 +340,11 @@ func TestAReplacedFileOfTheViewIsNotUsed(t *testing.T) {
 	loaded := h.Driver.Version
 	h.MustRun(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{"/bin/true"}})
 	f, err := os.OpenFile(filepath.Join(h.Driver.Root, simhost.Multiarch, "libcuda.so."+loaded), os.O_WRONLY|os.O_APPEND, 0)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	_, err = f.WriteString("x")
-	simtest.Check(t, err)
-	simtest.Check(t, f.Close())
-	simtest.Check(t, h.Driver.Upgrade("999.1.2"))
-	simtest.Check(t, h.Driver.LoadModule(loaded))
+	testtree.Check(t, err)
+	testtree.Check(t, f.Close())
+	testtree.Check(t, h.Driver.Upgrade("999.1.2"))
+	testtree.Check(t, h.Driver.LoadModule(loaded))
 	h.Refused(t, simhost.Visible("0"), "999.1.2", loaded, "reboot")
 }

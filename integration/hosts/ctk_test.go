@@ -10,9 +10,9 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -30,7 +30,7 @@ func newCTKNode(t *testing.T, containerd string) ctkNode {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	simtest.Check(t, exec.Command("cp", "-L", containerd, n.Root+n.containerd).Run())
+	testtree.Check(t, exec.Command("cp", "-L", containerd, n.Root+n.containerd).Run())
 	return n
 }
 
@@ -83,7 +83,7 @@ const ctkConfig = `version = 2
 // wrote, or says which file nvidia-ctk wrote again with our handler in it.
 func TestNVIDIAsToolAndInstallInEveryOrder(t *testing.T) {
 	tools, err := testenv.ToolsDir()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	for _, containerd := range []string{filepath.Join(tools, "containerd"), testenv.ShimDir() + "/daemons/containerd-1.7/containerd"} {
 		for _, order := range []string{"NNII", "IINN", "NINI", "ININII"} {
 			t.Run(filepath.Base(filepath.Dir(containerd))+" "+order, func(t *testing.T) {

@@ -8,10 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestMain(m *testing.M) { simhost.Main(m) }
@@ -47,20 +49,26 @@ func replaceConfig(t testing.TB, h *simhost.Host, old, new string) {
 // use its files.
 func TestDriverContainerComesAndGoesUnderContainerd(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 4, Layout: sim.NvidiaCurrent}})
-	container := simtest.NewDriverContainer(t, filepath.Join(h.Driver.Dir, "run-nvidia-driver"))
-	replaceConfig(t, h, fmt.Sprintf("driver-root = %q", h.Driver.Root), fmt.Sprintf("driver-root = %q", container.At))
+	at := filepath.Join(h.Driver.Dir, "run-nvidia-driver")
+	testtree.Check(t, os.MkdirAll(at, 0o755))
+	start := func(root string) { testtree.Check(t, unix.Mount(root, at, "", unix.MS_BIND, "")) }
+	stop := func() { testtree.Check(t, unix.Unmount(at, unix.MNT_DETACH)) }
+	replaceConfig(t, h, fmt.Sprintf("driver-root = %q", h.Driver.Root), fmt.Sprintf("driver-root = %q", at))
 	one := testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: h.ProbeArgs()}
 	h.Refused(t, one, "host.driver-root")
 	// ctr's client mounts nothing: containerd, if it has a mount namespace of its own, sees later
 	// mounts of the host by propagation.
-	container.Start(t, h.Driver.Root)
+	start(h.Driver.Root)
 	want := h.Expect([]int{1})
 	simhost.Compare(t, simhost.Parse(h.MustRun(t, one)), want)
 	running := h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=3"}})
 
-	container.Stop(t)
-	h.Refused(t, one) // while the driver container is away
-	container.Restart(t, h.Driver.Root, filepath.Join(h.Driver.Dir, "again"))
+	stop()
+	h.Refused(t, one)                             // while the driver container is away
+	again := filepath.Join(h.Driver.Dir, "again") // from a copy, as its image would be
+	testtree.Check(t, os.CopyFS(again, os.DirFS(h.Driver.Root)))
+	start(again)
+	t.Cleanup(stop)
 	simhost.Compare(t, simhost.Parse(h.MustRun(t, one)), want)
 	if r := h.Exec(t, running, "nvidia-smi", "-L"); r.ExitCode != 0 || !strings.Contains(r.Output, h.Driver.GPUs[3].UUID) {
 		t.Errorf("in the container from before the restart: %d\n%s%s", r.ExitCode, r.Output, r.Error)

@@ -8,25 +8,25 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // A new user of k3s types what README.md says on a node with its files and programs.
 func TestTheCommandsOnANodeOfK3s(t *testing.T) {
-	d, tree := simtest.New(t, sim.Options{GPUs: 2}), simhost.NewTree(t)
+	d, tree := sim.New(t, sim.Options{GPUs: 2}), simhost.NewTree(t)
 	const home = "/var/lib/rancher/k3s/"
 	bin, config := tree.Root+home+"data/current/bin", tree.Root+home+"agent/etc/containerd/config.toml"
 	for _, dir := range []string{bin, filepath.Dir(config), tree.Root + home + "server/tls", tree.Root + "/usr/local/sbin"} {
-		simtest.Check(t, os.MkdirAll(dir, 0o755))
+		testtree.Check(t, os.MkdirAll(dir, 0o755))
 	}
 	tools, err := testenv.ToolsDir()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	for _, name := range []string{"containerd", "runc"} {
-		simtest.Check(t, exec.Command("cp", "-L", filepath.Join(tools, name), bin).Run())
+		testtree.Check(t, exec.Command("cp", "-L", filepath.Join(tools, name), bin).Run())
 	}
-	simtest.Check(t, exec.Command("cp", "../../runtimeclass/testdata/k3s-v3.toml", config).Run())
+	testtree.Check(t, exec.Command("cp", "../../runtimeclass/testdata/k3s-v3.toml", config).Run())
 	simhost.Script(t, tree.Root+"/usr/local/sbin/systemctl", "echo \"$*\" >>/usr/local/sbin/asked\n")
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_SHIM_CONFIG=" + d.ConfigPath}
 	list := simhost.Commands(t, "README.md", "**Kubernetes**", "## Documentation")
@@ -35,7 +35,7 @@ func TestTheCommandsOnANodeOfK3s(t *testing.T) {
 	}
 	written := func() []string {
 		files, err := filepath.Glob(filepath.Dir(config) + "/*/*")
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		return files
 	}
 	tree.Type(t, env, list[0]+" --dry-run")

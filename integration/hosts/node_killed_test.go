@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -62,7 +62,7 @@ func TestTheNodeCommandIsKilledBetweenTwoFiles(t *testing.T) {
 		n.then(t, d, removeNode, "removed after "+file, before)
 	}
 	left, err := filepath.Glob(n.Root + "/run/.nvidia*")
-	if simtest.Check(t, err); len(left) > 0 {
+	if testtree.Check(t, err); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }

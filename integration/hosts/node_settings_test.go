@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/node"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -29,7 +29,7 @@ func settingsTree(t *testing.T, d daemonOfNode) (n *nodeTree, settings, root str
 	}
 	i := slices.IndexFunc(n.env, func(v string) bool { return strings.HasPrefix(v, config.EnvFile+"=") })
 	text, err := os.ReadFile(strings.TrimPrefix(n.env[i], config.EnvFile+"="))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	n.env = slices.Delete(n.env, i, i+1)
 	line := regexp.MustCompile(`driver-root = "(.*)"\n`)
 	return n, line.ReplaceAllString(string(text), ""), line.FindStringSubmatch(string(text))[1]
@@ -46,7 +46,7 @@ func TestTheNodeCommandConfiguresTheShim(t *testing.T) {
 		t.Helper()
 		c := config.Default()
 		text, err := os.ReadFile(n.Root + config.DefaultPath)
-		simtest.Check(t, errors.Join(err, config.Decode(text, c)))
+		testtree.Check(t, errors.Join(err, config.Decode(text, c)))
 		if c.Host.DriverRoot != driverRoot || c.Policy.Kubernetes != config.Audit {
 			t.Errorf("%s: %+v", what, c)
 		}
@@ -93,7 +93,7 @@ func TestTheNodeCommandSetsAndDropsTheDefault(t *testing.T) {
 	}
 	has := func() bool {
 		text, err := os.ReadFile(n.Root + "/etc/docker/daemon.json")
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		return strings.Contains(string(text), `"default-runtime": "nvidia"`)
 	}
 	for _, step := range []struct {

@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -34,14 +34,14 @@ func newNodeTree(t *testing.T, bin string) *nodeTree {
 	const account = "/run/secrets/kubernetes.io/serviceaccount"
 	n.Type(t, os.Environ(), "mount -t tmpfs tmpfs /run && mkdir -p "+account+" /usr/local/sbin /var/lib/rancher "+bin)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	n.api = simhost.NewNodeAPI(t, n.Root+account, listener)
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	d := sim.New(t, sim.Options{GPUs: 2})
 	n.env = append(slices.Clone(n.api.Env), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_SHIM_CONFIG="+d.ConfigPath)
 	tools, err := testenv.ToolsDir()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	for _, name := range []string{"containerd", "runc"} {
-		simtest.Check(t, exec.Command("cp", "-L", filepath.Join(tools, name), n.Root+bin).Run())
+		testtree.Check(t, exec.Command("cp", "-L", filepath.Join(tools, name), n.Root+bin).Run())
 	}
 	simhost.Script(t, n.Root+"/usr/local/sbin/systemctl", "echo \"$*\" >>/run/asked\n[ ! -e /run/broken-$2 ]\n")
 	return n
@@ -50,8 +50,8 @@ func newNodeTree(t *testing.T, bin string) *nodeTree {
 // write writes a file of the tree.
 func (n *nodeTree) write(t *testing.T, name, text string) {
 	t.Helper()
-	simtest.Check(t, os.MkdirAll(filepath.Dir(n.Root+name), 0o755))
-	simtest.Check(t, os.WriteFile(n.Root+name, []byte(text), 0o644))
+	testtree.Check(t, os.MkdirAll(filepath.Dir(n.Root+name), 0o755))
+	testtree.Check(t, os.WriteFile(n.Root+name, []byte(text), 0o644))
 }
 
 // run runs a command beside a process of a daemon, with the other processes of this machine hidden.
@@ -66,7 +66,7 @@ echo $? >status`, daemon, command)
 	out = n.Type(t, n.env, "unshare --pid --fork --kill-child --mount-proc /bin/sh -c '"+script+"'")
 	text, err1 := os.ReadFile(n.Root + "/run/asked")
 	code, err2 := os.ReadFile(n.Root + "/run/status")
-	simtest.Check(t, errors.Join(err1, err2))
+	testtree.Check(t, errors.Join(err1, err2))
 	return out, strings.TrimSpace(string(code)), string(text)
 }
 
@@ -87,7 +87,7 @@ func (n *nodeTree) ctl(t *testing.T, daemon, args string, status int, asked ...s
 func (n *nodeTree) files(t *testing.T) (lines []string) {
 	t.Helper()
 	for _, dir := range []string{"/etc", "/usr/local/bin", "/usr/local/sbin", "/var/lib/rancher"} {
-		for name, text := range simtest.Contents(t, n.Root+dir) {
+		for name, text := range testtree.Contents(t, n.Root+dir) {
 			lines = append(lines, fmt.Sprintf("%s%s %x", dir, name, sha256.Sum256([]byte(text))))
 		}
 	}
@@ -105,7 +105,7 @@ type daemonOfNode struct {
 func daemonsOfNodes(t *testing.T) []daemonOfNode {
 	t.Helper()
 	generated, err := os.ReadFile("../../runtimeclass/testdata/k3s-v3.toml")
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	// It waits for its configuration.
 	dockerd := "mkfifo -m 600 fifo; " + testenv.ShimDir() + "/docker/dockerd --validate --config-file=fifo"
 	daemons := []daemonOfNode{{
@@ -133,7 +133,7 @@ func daemonsOfNodes(t *testing.T) []daemonOfNode {
 // The node command knows the daemon by its process, and registers in its files.
 func TestTheNodeCommandWithEachDaemon(t *testing.T) {
 	version, err := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "version").Output()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	v, _, _ := strings.Cut(string(version), " ")
 	for _, d := range daemonsOfNodes(t) {
 		t.Run(d.name, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestANodeIsRemovedWhenEachDaemonIsRestarted(t *testing.T) {
 					t.Errorf("%s was not restarted: %v", c.broken, err)
 				}
 			}
-			simtest.Check(t, os.Remove(n.Root+"/run/broken-"+c.broken))
+			testtree.Check(t, os.Remove(n.Root+"/run/broken-"+c.broken))
 			n.ctl(t, process, remove, 0, c.second...)
 			simhost.Same(t, "it left", before, n.files(t))
 			n.ctl(t, process, remove, 0)

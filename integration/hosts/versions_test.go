@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // The bundle has the versions that real programs print, whether they run or are only installed.
@@ -23,16 +23,16 @@ func TestTheBundleHasTheVersionsOfRealPrograms(t *testing.T) {
 		"kubelet": testenv.ShimDir() + "/kubernetes/kubelet",
 	} {
 		out, err := exec.Command(from, "--version").Output()
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		want[name], _, _ = strings.Cut(string(out), "\n")
 	}
 	// A program that only a process names is not executed.
-	simtest.Check(t, os.Symlink(testenv.ShimDir()+"/kubernetes/kubelet", n.Root+"/usr/local/bin/kubelet"))
+	testtree.Check(t, os.Symlink(testenv.ShimDir()+"/kubernetes/kubelet", n.Root+"/usr/local/bin/kubelet"))
 	n.ctl(t, d.process, "bundle --output /run/bundle.tar.gz", 0)
 	out, err := exec.Command("tar", "-xzOf", filepath.Join(n.Root, "run/bundle.tar.gz"), "nvidia-shim/versions.json").Output()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	var have map[string]any
-	simtest.Check(t, json.Unmarshal(out, &have))
+	testtree.Check(t, json.Unmarshal(out, &have))
 	for name, line := range want {
 		if got, _ := have[name].(string); line == "" || !strings.HasSuffix(got, "/"+name+": "+line) {
 			t.Errorf("%s: %q, want %q", name, got, line)

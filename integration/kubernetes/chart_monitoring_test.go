@@ -16,14 +16,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // strictly decodes an object into its Go type, which has every field of it.
 func strictly(t *testing.T, o unstructured.Unstructured, into any) {
 	t.Helper()
 	text, err := o.MarshalJSON()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
@@ -59,15 +59,15 @@ func TestChartsMonitoring(t *testing.T) {
 		t.Errorf("%+v", service.Spec)
 	}
 	selector, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	endpoint := monitor.Spec.PodMetricsEndpoints[0]
 	if !selector.Matches(pod) || *endpoint.Port != port.Name || endpoint.Interval != "1m" || endpoint.HonorLabels || monitor.Labels["release"] != "p" || rule.Labels["release"] != "p" {
 		t.Errorf("%+v %+v", monitor, rule.ObjectMeta)
 	}
 	var file monitoringv1.PrometheusRuleSpec
 	text, err := os.ReadFile(chart + "/files/rules.yaml")
-	simtest.Check(t, err)
-	simtest.Check(t, yaml.UnmarshalStrict(text, &file))
+	testtree.Check(t, err)
+	testtree.Check(t, yaml.UnmarshalStrict(text, &file))
 	if !reflect.DeepEqual(rule.Spec, file) || len(file.Groups) == 0 {
 		t.Errorf("the rules are not those of the file:\n%+v", rule.Spec)
 	}

@@ -17,8 +17,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // chartHandler is a handler that containerd does not have yet.
@@ -48,7 +48,7 @@ func newFakeHost(t *testing.T) *fakeHost {
 		}
 	})
 	for _, name := range []string{h.upper, dir + "/work"} {
-		simtest.Check(t, os.Mkdir(name, 0o755))
+		testtree.Check(t, os.Mkdir(name, 0o755))
 	}
 	mount("overlay", h.root, "overlay", 0, "lowerdir=/,upperdir="+h.upper+",workdir="+dir+"/work")
 	mount("tmpfs", h.root+"/run", "tmpfs", 0, "mode=0755")
@@ -62,14 +62,14 @@ func newFakeHost(t *testing.T) *fakeHost {
 
 	pipe := func(name string) *os.File {
 		name = filepath.Join(shared.dir, name)
-		simtest.Check(t, unix.Mkfifo(name, 0o600))
+		testtree.Check(t, unix.Mkfifo(name, 0o600))
 		f, err := os.OpenFile(name, os.O_RDWR, 0)
-		simtest.Check(t, err)
-		t.Cleanup(func() { simtest.Check(t, errors.Join(f.Close(), os.Remove(name))) })
+		testtree.Check(t, err)
+		t.Cleanup(func() { testtree.Check(t, errors.Join(f.Close(), os.Remove(name))) })
 		return f
 	}
 	h.requests, h.finished = pipe("systemctl"), pipe("systemctl.finished")
-	simtest.Check(t, os.WriteFile(h.root+"/usr/bin/systemctl", fmt.Appendf(nil,
+	testtree.Check(t, os.WriteFile(h.root+"/usr/bin/systemctl", fmt.Appendf(nil,
 		"#!/bin/sh\n[ \"$1\" != is-active ] || exit 0\necho \"$@\" >%s\nread finished <%s\n", h.requests.Name(), h.finished.Name()), 0o755))
 	return h
 }
@@ -77,7 +77,7 @@ func newFakeHost(t *testing.T) *fakeHost {
 // restart restarts containerd when the host's systemctl is asked to.
 func (h *fakeHost) restart(t *testing.T) {
 	t.Helper()
-	simtest.Check(t, h.requests.SetReadDeadline(time.Now().Add(2*time.Minute)))
+	testtree.Check(t, h.requests.SetReadDeadline(time.Now().Add(2*time.Minute)))
 	request, err := bufio.NewReader(h.requests).ReadString('\n')
 	if err != nil || request != "restart containerd\n" {
 		t.Fatalf("systemctl was asked to %q: %v", request, err)
@@ -93,8 +93,8 @@ func (h *fakeHost) state(t *testing.T) string {
 	t.Helper()
 	var lines []string
 	for _, place := range []string{h.upper, h.root + "/run", shared.config(), shared.binDir()} {
-		for name, entry := range simtest.Tree(t, place) {
-			if lower, err := simtest.Content(name); place == h.upper && err == nil && entry == lower {
+		for name, entry := range testtree.Tree(t, place) {
+			if lower, err := testtree.Content(name); place == h.upper && err == nil && entry == lower {
 				continue // a copy that the overlay made
 			}
 			mode, text, _ := strings.Cut(entry, "\n")
@@ -142,8 +142,8 @@ func (c *cluster) admit(t *testing.T, root string) {
 		"policybindings": admissionBinding,
 	} {
 		path := "/apis/admissionregistration.k8s.io/v1/mutatingadmission" + kind
-		simtest.Check(t, c.send("POST", path, "application/json", []byte(body), nil))
-		t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path+"/test", nil, nil)) })
+		testtree.Check(t, c.send("POST", path, "application/json", []byte(body), nil))
+		t.Cleanup(func() { testtree.Check(t, c.do("DELETE", path+"/test", nil, nil)) })
 	}
 	// It takes effect after a moment.
 	pod := newPod("admission", wait("node", plainImage))
@@ -174,7 +174,7 @@ func (c *cluster) startControllers(t *testing.T) {
 			"--root-ca-file=" + filepath.Join(c.dir, "apiserver", "apiserver.crt"),
 		},
 	}
-	simtest.Check(t, p.Start())
+	testtree.Check(t, p.Start())
 	c.processes[p.Name] = p
 	t.Cleanup(func() {
 		delete(c.processes, p.Name)
@@ -267,7 +267,7 @@ func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 func mountsOf(t *testing.T, path, mount string) string {
 	t.Helper()
 	programs, err := filepath.Glob("/proc/[0-9]*/exe")
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	for _, program := range programs {
 		if at, err := os.Readlink(program); err != nil || at != path {
 			continue
@@ -300,12 +300,12 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.startControllers(t)
 	host := newFakeHost(t)
 	c.admit(t, host.root)
-	simtest.Check(t, os.MkdirAll(c.binDir(), 0o755))
+	testtree.Check(t, os.MkdirAll(c.binDir(), 0o755))
 	before := host.state(t)
 	config, err := os.ReadFile(c.config())
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	label := func(value string) {
-		simtest.Check(t, c.send("PATCH", "/api/v1/nodes/"+nodeName, "application/merge-patch+json", []byte(`{"metadata":{"labels":{"nvidia.com/gpu.present":`+value+`}}}`), nil))
+		testtree.Check(t, c.send("PATCH", "/api/v1/nodes/"+nodeName, "application/merge-patch+json", []byte(`{"metadata":{"labels":{"nvidia.com/gpu.present":`+value+`}}}`), nil))
 	}
 	label(`"true"`)
 	t.Cleanup(func() { label("null") })
@@ -330,7 +330,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	})
 
 	// NVIDIA's toolkit writes the file that it found when it ends.
-	simtest.Check(t, os.WriteFile(c.config(), config, 0o600))
+	testtree.Check(t, os.WriteFile(c.config(), config, 0o600))
 	host.restart(t)
 
 	upgrade := func(values string) {
@@ -343,7 +343,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.awaitRollout(t)
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	c.check(t, gpu, "main", true, given...)
-	simtest.Check(t, unix.Unmount(host.root+"/var/lib/kubelet", unix.MNT_DETACH))
+	testtree.Check(t, unix.Unmount(host.root+"/var/lib/kubelet", unix.MNT_DETACH))
 	if table := mountsOf(t, "/usr/bin/nvidia-shimctl", host.root); strings.Contains(table, "/var/lib/kubelet ") {
 		t.Errorf("the pod keeps what the host has unmounted:\n%s", table)
 	}

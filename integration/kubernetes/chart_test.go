@@ -25,9 +25,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const (
@@ -464,16 +464,16 @@ func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
 func TestNamesOfAKustomizationKeepThePolicy(t *testing.T) {
 	c := shared
 	base, err := filepath.Abs(kustomizeBase)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	dir := t.TempDir()
 	relative, err := filepath.Rel(dir, base)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	simhost.WriteFile(t, filepath.Join(dir, "kustomization.yaml"), "namePrefix: my-\nnameSuffix: -b\nresources: ["+relative+"]\n")
 	for path, o := range objects(t, mustRun(t, "kustomize", "build", "--load-restrictor=LoadRestrictionsNone", dir)) {
 		switch o.GetKind() {
 		case "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 			c.apply(t, path+"?force=true", o)
-			t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path, nil, nil)) })
+			t.Cleanup(func() { testtree.Check(t, c.do("DELETE", path, nil, nil)) })
 		}
 	}
 	account := newAPI(c.base, c.tokenOf(t, "my-nvidia-shim-b", nil)) // of no node

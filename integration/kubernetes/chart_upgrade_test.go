@@ -16,7 +16,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -27,7 +27,7 @@ func (c *cluster) makeNodeImage(t *testing.T, tag, dir string) {
 	for _, name := range runtimeclass.Programs {
 		files = append(files, images.File{Path: "usr/bin/" + name, Mode: 0o755, Host: filepath.Join(dir, name)})
 	}
-	simtest.Check(t, c.importAll(images.Image{
+	testtree.Check(t, c.importAll(images.Image{
 		Name:   "localhost/nvidia-shim-node:" + tag,
 		Config: images.Config{Entrypoint: []string{"/usr/bin/nvidia-shimctl", "node"}},
 		Layers: []images.Layer{{Files: files}},
@@ -39,7 +39,7 @@ func packagedPrograms(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	file := dist(t, "containerd-shim-nvidia_*_linux_"+runtime.GOARCH+".tar.gz")
-	simtest.Check(t, exec.Command("tar", "-xzf", file, "-C", dir, "--strip-components=1").Run())
+	testtree.Check(t, exec.Command("tar", "-xzf", file, "-C", dir, "--strip-components=1").Run())
 	return dir
 }
 
@@ -48,14 +48,14 @@ func makeNewerPrograms(t *testing.T, bin string) (dir, old, newer string) {
 	t.Helper()
 	dir = t.TempDir()
 	version, err := exec.Command(filepath.Join(bin, runtimeclass.CtlName), "version").Output()
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	old, _, _ = strings.Cut(string(version), " ")
 	newer = "n" + old[1:]
 	for _, name := range runtimeclass.Programs {
 		text, err := os.ReadFile(filepath.Join(bin, name))
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		text = append(bytes.ReplaceAll(text, []byte(old), []byte(newer)), newer...)
-		simtest.Check(t, os.WriteFile(filepath.Join(dir, name), text, 0o755))
+		testtree.Check(t, os.WriteFile(filepath.Join(dir, name), text, 0o755))
 	}
 	return dir, old, newer
 }

@@ -23,7 +23,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -91,7 +90,7 @@ func (c *cluster) bringUp(life *testenv.Lifetime, steps ...func(*testenv.Lifetim
 }
 
 func (c *cluster) makeDriver(life *testenv.Lifetime) error {
-	c.Devices = simhost.NewDevices(life, simtest.New(life, sim.Options{GPUs: 4}))
+	c.Devices = simhost.NewDevices(life, sim.New(life, sim.Options{GPUs: 4}))
 	base, err := os.ReadFile(c.Driver.ConfigPath)
 	c.shimBase = string(base)
 	return err

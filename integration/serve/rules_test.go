@@ -9,19 +9,19 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // The alerts of the chart, by Prometheus' own promtool.
 func TestEachAlertFiresWhenItShould(t *testing.T) {
 	dir := t.TempDir()
 	root, err := images.UnpackPackages(dir, []string{"prometheus"})
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	var named [2][]string
 	for i, name := range []string{filepath.Join(chartFiles, "rules.yaml"), "testdata/rules_test.yaml"} {
 		text, err := os.ReadFile(name)
-		simtest.Check(t, err)
-		simtest.Check(t, os.WriteFile(filepath.Join(dir, filepath.Base(name)), text, 0o600))
+		testtree.Check(t, err)
+		testtree.Check(t, os.WriteFile(filepath.Join(dir, filepath.Base(name)), text, 0o600))
 		for _, m := range regexp.MustCompile(`(?m)\b(?:alert|alertname): (\w+)$`).FindAllStringSubmatch(string(text), -1) {
 			named[i] = append(named[i], m[1])
 		}

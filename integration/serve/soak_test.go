@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -37,7 +37,7 @@ func loadOfTest(t *testing.T) load {
 		return load{100, 1500, 5 * time.Second}
 	}
 	d, err := time.ParseDuration(text)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	return load{1000, 15000, d}
 }
 
@@ -46,10 +46,10 @@ func loadOfTest(t *testing.T) load {
 func TestServeUnderManyConnections(t *testing.T) {
 	l := loadOfTest(t)
 	var was unix.Rlimit
-	simtest.Check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
-	simtest.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 20000, Max: max(20000, was.Max)}))
-	t.Cleanup(func() { simtest.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) })
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	testtree.Check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	testtree.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 20000, Max: max(20000, was.Max)}))
+	t.Cleanup(func() { testtree.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) })
+	d := sim.New(t, sim.Options{GPUs: 2})
 	c := start(t, "serve", filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir())
 	listening, address := regexp.MustCompile(`listening on (\S+)\n`), ""
 	await(t, c, "serve", func() bool {
@@ -61,7 +61,7 @@ func TestServeUnderManyConnections(t *testing.T) {
 	})
 	for range 20 {
 		_, err := get(t, "http://"+address+"/metrics")
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 	}
 	before := descriptors(t, c.PID())
 	memory := kilobytes(t, c.PID(), "VmRSS")
@@ -76,7 +76,7 @@ func TestServeUnderManyConnections(t *testing.T) {
 	}
 	most, answers := 0, 0
 	for start := time.Now(); time.Since(start) < l.time; time.Sleep(100 * time.Millisecond) {
-		simtest.Check(t, c.Ended())
+		testtree.Check(t, c.Ended())
 		most = max(most, descriptors(t, c.PID()))
 		if r, err := (&http.Client{Timeout: time.Second}).Get("http://" + address + "/metrics"); err == nil {
 			answers++
@@ -147,7 +147,7 @@ func pause(end <-chan bool, d time.Duration) bool {
 func descriptors(t *testing.T, pid int) int {
 	t.Helper()
 	list, err := os.ReadDir(procfs.Host.Path(pid, "fd"))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	return len(list)
 }
 
@@ -155,12 +155,12 @@ func descriptors(t *testing.T, pid int) int {
 func kilobytes(t *testing.T, pid int, name string) int {
 	t.Helper()
 	text, err := os.ReadFile(procfs.Host.Path(pid, "status"))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	m := regexp.MustCompile(name + `:\s+(\d+) kB`).FindSubmatch(text)
 	if m == nil {
 		t.Fatalf("no %s in %s", name, text)
 	}
 	n, err := strconv.Atoi(string(m[1]))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	return n
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -60,7 +59,7 @@ func New(t testing.TB, o Options) *Host {
 	if o.Driver.GPUs == 0 {
 		o.Driver.GPUs = 4
 	}
-	h := &Host{Devices: NewDevices(t, simtest.New(t, o.Driver))}
+	h := &Host{Devices: NewDevices(t, sim.New(t, o.Driver))}
 	if o.Config != "" {
 		Append(t, h.Driver.ConfigPath, o.Config)
 	}

@@ -15,9 +15,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/gpu"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -39,19 +39,19 @@ func startReal(t *testing.T) *machine {
 	m.Driver = &sim.Driver{}
 	copyDriver(t, filepath.Join(m.dir, "upper"))
 	dropIn := filepath.Join(m.dir, "upper/etc/systemd/system/containerd.service.d")
-	simtest.Check(t, os.MkdirAll(dropIn, 0o755))
-	simtest.Check(t, os.WriteFile(filepath.Join(dropIn, "path.conf"), []byte("[Service]\nEnvironment=PATH="+inBin+"/tools:"+systemPath+"\n"), 0o644))
+	testtree.Check(t, os.MkdirAll(dropIn, 0o755))
+	testtree.Check(t, os.WriteFile(filepath.Join(dropIn, "path.conf"), []byte("[Service]\nEnvironment=PATH="+inBin+"/tools:"+systemPath+"\n"), 0o644))
 
 	programs := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS")
 	if programs == "" {
 		programs = t.TempDir()
-		simtest.Check(t, gpu.Compile(programs))
+		testtree.Check(t, gpu.Compile(programs))
 	}
 	m.image = "test/gpu:latest"
 	image, err := gpu.ProgramsImage(m.image, programs)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	tar := filepath.Join(t.TempDir(), "image.tar")
-	simtest.Check(t, image.Write(tar))
+	testtree.Check(t, image.Write(tar))
 	m.start(t, "", realDevices, tar)
 	m.run(t, "ldconfig")
 	return m
@@ -66,7 +66,7 @@ func copyDriver(t *testing.T, root string) {
 		t.Fatalf("nvidia-shimctl info on the host: %v: %s", err, out)
 	}
 	var info struct{ Files map[string][]string }
-	simtest.Check(t, json.Unmarshal(out, &info))
+	testtree.Check(t, json.Unmarshal(out, &info))
 	copied := 0
 	for _, name := range slices.Concat(slices.Collect(maps.Values(info.Files))...) {
 		to := filepath.Join(root, "usr/bin", filepath.Base(name))
@@ -78,7 +78,7 @@ func copyDriver(t *testing.T, root string) {
 			to = filepath.Join(root, simhost.Multiarch, filepath.Base(name))
 		}
 		if file.Close(); file.Class == elf.ELFCLASS64 {
-			simtest.Check(t, os.MkdirAll(filepath.Dir(to), 0o755))
+			testtree.Check(t, os.MkdirAll(filepath.Dir(to), 0o755))
 			if out, err := exec.Command("cp", "--preserve=mode", name, to).CombinedOutput(); err != nil {
 				t.Fatalf("copy %s: %v: %s", name, err, out)
 			}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -62,7 +61,7 @@ type machine struct {
 func startMachine(t *testing.T) *machine {
 	t.Helper()
 	m := newMachine(t)
-	m.Devices = simhost.NewDevices(t, simtest.New(t, sim.Options{Dir: m.dir + inDriver, GPUs: gpuCount}))
+	m.Devices = simhost.NewDevices(t, sim.New(t, sim.Options{Dir: m.dir + inDriver, GPUs: gpuCount}))
 	config, err := os.ReadFile(m.Driver.ConfigPath)
 	if err != nil {
 		t.Fatal(err)

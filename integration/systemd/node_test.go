@@ -11,10 +11,10 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -47,7 +47,7 @@ func newNode(t *testing.T, m *machine) *node {
 	n := &node{machine: m}
 	n.run(t, "mkdir", inAccount)
 	n.run(t, "touch", "/etc/hosts", "/etc/resolv.conf") // ctr mounts them
-	simtest.Check(t, m.inNetwork(func() error {
+	testtree.Check(t, m.inNetwork(func() error {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err == nil {
 			n.api = simhost.NewNodeAPI(t, filepath.Join(n.dir, inAccount), listener)
@@ -312,16 +312,16 @@ func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 	old := n.run(t, "cat", cdispec.Path)
 
 	// The new module can be loaded only after the old one is unloaded.
-	simtest.Check(t, os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")))
+	testtree.Check(t, os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")))
 	testenv.Await(t, "the node is not ready", n.ready("false"))
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2"} {
-		simtest.Check(t, os.Remove(filepath.Join(n.Driver.DevRoot, "dev", name)))
+		testtree.Check(t, os.Remove(filepath.Join(n.Driver.DevRoot, "dev", name)))
 	}
 	n.awaitRounds(t)
 	if n.run(t, "cat", cdispec.Path) != old {
 		t.Errorf("%s changed without a driver", cdispec.Path)
 	}
-	simtest.Check(t, n.Driver.Upgrade("999.1.2"))
+	testtree.Check(t, n.Driver.Upgrade("999.1.2"))
 	testenv.Await(t, "the node is ready again", n.ready("true"))
 	testenv.Await(t, cdispec.Path+" is that of the new driver", func() bool {
 		now := n.run(t, "cat", cdispec.Path)

@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -42,7 +42,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 
 	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--cdi"}, install...)...)
 	made := m.run(t, "cat", cdispec.Path)
-	simtest.Check(t, m.Driver.Upgrade("999.1.2"))
+	testtree.Check(t, m.Driver.Upgrade("999.1.2"))
 	want := m.run(t, "nvidia-shimctl", "cdi")
 	if want == made {
 		t.Fatalf("the upgrade changed nothing in\n%s", made)
@@ -83,17 +83,17 @@ func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
 		}
 	}
 	for n := len(all); n >= 0; n-- {
-		simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
+		testtree.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
 		follows(t, n)
 	}
 	// A change during the update for an earlier one is not lost.
 	slow := "/run/systemd/system/" + runtimeclass.UnitName + ".d"
 	m.run(t, "sh", "-c", "mkdir -p "+slow+" && printf '[Service]\\nExecStartPost=sleep 2\\n' >"+slow+"/slow.conf && systemctl daemon-reload")
-	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:3]))
+	testtree.Check(t, m.Driver.Reconfigure(t.Context(), all[:3]))
 	testenv.Await(t, "start of prepare", func() bool {
 		return m.run(t, "systemctl", "show", "--property=SubState", "--value", runtimeclass.UnitName) == "start-post\n"
 	})
-	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:2]))
+	testtree.Check(t, m.Driver.Reconfigure(t.Context(), all[:2]))
 	follows(t, 2)
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, args...)...)
 	if after := m.etc(t); after != before {

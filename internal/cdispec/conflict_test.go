@@ -8,7 +8,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func specOf(kind, device string) string {
@@ -35,20 +35,20 @@ func TestADeviceThatAnotherFileDefines(t *testing.T) {
 		"two of another name, and later": {map[string]string{"run/a.json": specOf(kind, "1"), "run/b.yaml": specOf(kind, "1")}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := simtest.NewRoot(t)
+			root := testtree.NewRoot(t)
 			file := root.Write("etc/nvidia.yaml", specOf(kind, "0"))
 			for name, text := range c.files {
 				root.Write(name, text)
 			}
 			dirs := []string{filepath.Join(root.Dir, "etc"), filepath.Join(root.Dir, "run")}
 			text, err := os.ReadFile(file)
-			simtest.Check(t, err)
+			testtree.Check(t, err)
 			err = CheckConflicts(file, text, dirs...)
 			if (err != nil) != (c.other != "") || err != nil && !strings.Contains(err.Error(), "remove "+filepath.Join(root.Dir, c.other)) {
 				t.Errorf("error %v, want %q", err, c.other)
 			}
 			cache, created := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(dirs...))
-			simtest.Check(t, created)
+			testtree.Check(t, created)
 			if got := cache.GetDevice(kind+"=0") != nil; got != (err == nil) {
 				t.Errorf("the CDI library has the device: %v, and the error is %v", got, err)
 			}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -29,14 +29,14 @@ const (
 // fixture is a node in a directory.
 type fixture struct {
 	Options
-	tree simtest.Root
+	tree testtree.Root
 }
 
 // healthy is a node without a problem, except that the driver's libraries are missing: the tests of
 // nvidia-shimctl have those.
 func healthy(t *testing.T) *fixture {
 	t.Helper()
-	tree := simtest.NewRoot(t)
+	tree := testtree.NewRoot(t)
 	f := &fixture{tree: tree, Options: Options{Root: tree.Dir, Proc: procfs.FS(filepath.Join(tree.Dir, "processes"))}}
 	f.configure("", "")
 	f.script(shimPath, "echo '  Version:  1.2.3'")
@@ -436,7 +436,7 @@ func TestWhatDockerNeedsBesides(t *testing.T) {
 	f.write("opt/docker.json", `{"features": {"cdi": true}, "runtimes": {"nvidia": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
 	want(t, f.check("docker"), OK, "26.1.5")
 	f.version("/opt/bin/dockerd", "Docker version 29.1.0, build abc")
-	simtest.Check(t, os.Symlink("/bin/false", filepath.Join(f.Root, "opt/nvidia-cdi-hook"))) // earlier advice
+	testtree.Check(t, os.Symlink("/bin/false", filepath.Join(f.Root, "opt/nvidia-cdi-hook"))) // earlier advice
 	want(t, f.check("docker"), Warning, "the link /opt/nvidia-cdi-hook to /bin/false hides")
 	if fix := f.check("docker")[0].Fix; !strings.HasPrefix(fix, "rm /opt/nvidia-cdi-hook, then nvidia-shimctl install ") {
 		t.Error(fix)
@@ -512,7 +512,7 @@ func TestT74AProcessOfAContainerIsNotBelieved(t *testing.T) {
 
 func TestTheTableOfAdvisoriesAges(t *testing.T) {
 	reviewed, err := time.Parse(time.DateOnly, advisories.Reviewed)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	want(t, checkAdvisories(reviewed.Add(90*24*time.Hour)), OK, "known on "+advisories.Reviewed)
 	want(t, checkAdvisories(reviewed.Add(91*24*time.Hour)), Warning, "is 91 days old")
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-var check = simtest.Check
+var check = testtree.Check
 
 func recovery(action uint32) *uint32 { return &action }
 
@@ -95,7 +95,7 @@ func TestWhatAWatcherRemembers(t *testing.T) {
 		{"an observation without the GPU", []step{{xid(48, nil), "48"}, {probe.Observed{PCI: "0000:02:00.0"}, "48"}}, "", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := simtest.New(t, sim.Options{GPUs: 1})
+			d := sim.New(t, sim.Options{GPUs: 1})
 			cfg, err := config.Load(d.ConfigPath)
 			check(t, err)
 			check(t, os.Mkdir(cfg.Host.StateDir, 0o700))
@@ -161,7 +161,7 @@ func TestSinceWhen(t *testing.T) {
 func TestRun(t *testing.T) {
 	defer func(d time.Duration) { retry = d }(retry)
 	retry = time.Millisecond
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	load := func() (*config.Config, error) { return config.Load(d.ConfigPath) }
 	name := filepath.Join(d.StateDir, health.Name)
 	var log strings.Builder
@@ -204,7 +204,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("log %q", log.String())
 	}
 	check(t, os.Remove(name))
-	simtest.Root{TB: t, Dir: "/"}.Write(d.ConfigPath, readFile(t, d.ConfigPath)+"[policy]\nhealth = \"off\"\n")
+	testtree.Root{TB: t, Dir: "/"}.Write(d.ConfigPath, readFile(t, d.ConfigPath)+"[policy]\nhealth = \"off\"\n")
 	off, stopOff := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stopOff()
 	<-run(off, 79)
@@ -217,7 +217,7 @@ func TestRun(t *testing.T) {
 func TestAFailureIsReportedOnce(t *testing.T) {
 	defer func(d time.Duration) { retry = d }(retry)
 	retry = time.Microsecond
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	ctx, stop := context.WithCancel(t.Context())
 	var log strings.Builder
 	n := 0

@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
@@ -43,8 +43,8 @@ func TestTheConfigurationFollowsTheCommandLine(t *testing.T) {
 		root := t.TempDir()
 		write := func(name, text string) {
 			t.Helper()
-			simtest.Check(t, os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755))
-			simtest.Check(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
+			testtree.Check(t, os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755))
+			testtree.Check(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
 		}
 		if tc.file != "" {
 			write(config.DefaultPath, tc.file)
@@ -55,7 +55,7 @@ func TestTheConfigurationFollowsTheCommandLine(t *testing.T) {
 		in := install.Installer{Host: runtimeclass.Host{Tree: hosttree.Tree{Root: root}}, Out: io.Discard}
 		in.ShimConfig = config.DefaultPath
 		k := Keeper{Settings: tc.settings, FromToolkit: tc.toolkit != ""}
-		simtest.Check(t, k.configure(&in))
+		testtree.Check(t, k.configure(&in))
 		got := in.ShimSettings
 		if !in.WriteShimConfig {
 			got = "-"
@@ -83,12 +83,12 @@ func TestSettingsAreTheShimsConfiguration(t *testing.T) {
 
 // Only root can have put a driver container there.
 func TestOnlyADriverOfRootIsFound(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	h := config.Default().Host
 	h.DevRoot, h.ProcRoot, h.SysRoot = d.DevRoot, d.ProcRoot, d.SysRoot
 	parent := filepath.Dir(d.Root)
 	link, empty := filepath.Join(parent, "link"), filepath.Join(parent, "empty")
-	simtest.Check(t, errors.Join(os.Symlink(d.Root, link), os.Mkdir(empty, 0o755)))
+	testtree.Check(t, errors.Join(os.Symlink(d.Root, link), os.Mkdir(empty, 0o755)))
 	for root, want := range map[string]bool{d.Root: true, link: false, empty: false, filepath.Join(parent, "none"): false, d.ConfigPath: false} {
 		if got := hasDriver(h, root); got != want {
 			t.Errorf("%s: %v", root, got)
@@ -96,10 +96,10 @@ func TestOnlyADriverOfRootIsFound(t *testing.T) {
 	}
 	for name, mode := range map[string]os.FileMode{parent: 0o757, d.Root: 0o777} {
 		before, err := os.Stat(name)
-		simtest.Check(t, errors.Join(err, os.Chmod(name, mode)))
+		testtree.Check(t, errors.Join(err, os.Chmod(name, mode)))
 		if hasDriver(h, d.Root) {
 			t.Errorf("others can write %s", name)
 		}
-		simtest.Check(t, os.Chmod(name, before.Mode()))
+		testtree.Check(t, os.Chmod(name, before.Mode()))
 	}
 }

@@ -19,14 +19,13 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // The program tries what libcuda could try after a process of a container has taken it over.
 func TestT76TheProgramThatSuspendsIsConfined(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	self, err := procfs.Host.ID(os.Getpid())
 	check(t, err)
 	a := answer(t, d, "shared-try", probe.Questions{Suspend: []procfs.ID{self}})

@@ -21,7 +21,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -94,7 +94,7 @@ func do(task string) error {
 	return json.NewEncoder(os.Stdout).Encode(v)
 }
 
-var check = simtest.Check
+var check = testtree.Check
 
 // askFor asks the simulated driver's NVML for facts or live, with an environment that names no
 // other.
@@ -134,7 +134,7 @@ func wantFacts(d *sim.Driver, cuda string) device.Facts {
 
 // libcuda knows the versions and the architectures that NVML knows.
 func TestFactsOfLibcuda(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	d := sim.New(t, sim.Options{GPUs: 2})
 	got, err := askFor[device.Facts](t, d, "cuda")
 	check(t, err)
 	want := device.Facts{CUDAOnly: true, CUDA: "13.0", GPUs: []device.GPUFacts{}}
@@ -148,7 +148,7 @@ func TestFactsOfLibcuda(t *testing.T) {
 
 // A Tegra need not have libnvidia-ml. The simulated libcuda finds no GPU there.
 func TestFactsOfATegra(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	check(t, d.BecomeTegra(t.Context()))
 	got, err := askFor[device.Facts](t, d, "facts")
 	check(t, err)
@@ -176,7 +176,7 @@ func TestFactsAreThoseOfTheDriver(t *testing.T) {
 		{"of a driver behind links", sim.Options{GPUs: 1, Layout: sim.NvidiaCurrent}, "13.0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := simtest.New(t, tc.o)
+			d := sim.New(t, tc.o)
 			facts, err := askFor[device.Facts](t, d, "facts")
 			check(t, err)
 			if want := wantFacts(d, tc.cuda); !reflect.DeepEqual(facts, want) {
@@ -188,7 +188,7 @@ func TestFactsAreThoseOfTheDriver(t *testing.T) {
 
 // No program runs, and no file and no mount is made.
 func TestAQuestionChangesNothing(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	d := sim.New(t, sim.Options{GPUs: 2})
 	dir := t.TempDir()
 	program := filepath.Join(dir, "modprobe")
 	check(t, os.WriteFile(program, []byte("#!/bin/sh\ntouch "+dir+"/ran\n"), 0o755))
@@ -273,11 +273,11 @@ func TestErrorsSayWhyNVMLCannotBeAsked(t *testing.T) {
 		{"no nodes at all", func(d *sim.Driver, _ string) error { return os.RemoveAll(filepath.Join(d.DevRoot, "dev")) }, "give NVML the device nodes of host.dev-root: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := simtest.New(t, sim.Options{GPUs: 1})
+			d := sim.New(t, sim.Options{GPUs: 1})
 			library := filepath.Join(d.Root, d.Layout.LibDir(), "libnvidia-ml.so."+d.Version)
 			check(t, tc.change(d, library))
 			_, err := askFor[device.Facts](t, d, "facts")
-			simtest.Says(t, err, tc.err)
+			testtree.Says(t, err, tc.err)
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 func checkJSON(t *testing.T, v any, want string) {
@@ -19,7 +18,7 @@ func checkJSON(t *testing.T, v any, want string) {
 }
 
 func TestLiveIsTheStateOfTheDriver(t *testing.T) {
-	d := simtest.New(t, sim.Options{
+	d := sim.New(t, sim.Options{
 		GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}, {GPU: 1, GI: 2}},
 	})
 	if err := d.Place(
@@ -47,7 +46,7 @@ func TestLiveIsTheStateOfTheDriver(t *testing.T) {
 
 // A process without a sample of its own is idle; without any sample nothing is known.
 func TestUtilizationOfProcesses(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}})
+	d := sim.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}})
 	gpu := d.GPUs[0].UUID
 	check(t, d.Place(sim.Process{UUID: gpu, PID: 10, Memory: 1}, sim.Process{UUID: gpu, PID: 11, Memory: 1}, sim.Process{UUID: d.MIG[0].UUID, PID: 12, Memory: 1}))
 	for _, tc := range []struct {
@@ -71,7 +70,7 @@ func TestUtilizationOfProcesses(t *testing.T) {
 }
 
 func TestPropertiesThatAGPUDoesNotHaveAreAbsent(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	check(t, d.Unsupport("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBrand", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage",
 		"nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTotalEccErrors"))
 	s, err := askFor[Snapshot](t, d, "live")

@@ -17,7 +17,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -31,7 +30,7 @@ import (
 // for a process that uses CUDA, with a configuration file that may be empty. The calls that it
 // prints must be added to allowed, or are not needed. Seen with 580.159.04 on an H200: none.
 func TestTheDriverNeedsNoOtherSystemCalls(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}})
+	d := sim.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}})
 	id, output := startCounter(t, d)
 	if a := answer(t, d, "confine-measure", probe.Questions{Suspend: []procfs.ID{id}}); a.MoveError != "" || len(*a.Moved) != 1 {
 		t.Errorf("%+v", a)

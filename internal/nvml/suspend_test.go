@@ -23,7 +23,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -141,7 +140,7 @@ func move(name string) error {
 }
 
 func TestSuspendAndResume(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	d := sim.New(t, sim.Options{GPUs: 2})
 	id, output := startCounter(t, d)
 	want := probe.Memory{id.PID: {d.GPUs[0].UUID: 2 << 20}}
 	a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}, GPUs: []string{d.GPUs[0].BusID}})
@@ -160,7 +159,7 @@ func TestSuspendAndResume(t *testing.T) {
 
 // Otherwise a process could keep a GPU, or need more memory than there is.
 func TestT78AnIncompleteAnswerIsRefused(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 2, GI: 1}}})
+	d := sim.New(t, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 2, GI: 1}}})
 	id, output := startCounter(t, d)
 	first, second := d.GPUs[0], d.GPUs[1]
 	lost := sim.Fault{Function: "nvmlDeviceGetHandleByIndex_v2", UUID: second.UUID, Code: 15} // NVML_ERROR_GPU_IS_LOST
@@ -210,7 +209,7 @@ func TestT78AnIncompleteAnswerIsRefused(t *testing.T) {
 // Two suspensions at once must not need more than the host has, nor two resumptions more than a
 // GPU.
 func TestT79WhatOthersMoveIsReserved(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	id, _ := startCounter(t, d)
 	check(t, os.Mkdir(d.StateDir, 0o700))
 	put := func(n int, key string) {
@@ -246,7 +245,7 @@ func TestT79WhatOthersMoveIsReserved(t *testing.T) {
 
 // The driver finds a process by its PID, which another one has by then.
 func TestT77ACallThatReachesAnotherProcessIsUndone(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{envTask + "=reuse:" + d.ConfigPath, "COUNT=" + counter(t), "PATH=" + os.Getenv("PATH")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}

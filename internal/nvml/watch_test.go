@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -53,7 +52,7 @@ func watch(t *testing.T, d *sim.Driver) (next func(wanted func(probe.Observation
 func anything(probe.Observation) bool { return true }
 
 func TestHealthIsObserved(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	d := sim.New(t, sim.Options{GPUs: 2})
 	next := watch(t, d)
 	checkJSON(t, next(anything), `{"gpus":[{"pci":"`+d.GPUs[0].BusID+`","uuid":"`+d.GPUs[0].UUID+`","recovery":0},{"pci":"`+d.GPUs[1].BusID+`","uuid":"`+d.GPUs[1].UUID+`","recovery":0}]}`)
 	check(t, d.Xid(d.GPUs[1].UUID, 79))
@@ -77,7 +76,7 @@ func TestHealthIsObserved(t *testing.T) {
 
 // However many events there are, there is an observation at the interval, or once in a pause.
 func TestAFloodOfEvents(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	next := watch(t, d)
 	next(anything)
 	var events []sim.Event
@@ -97,7 +96,7 @@ func TestEventsThatAGPUOrDriverDoesNotHave(t *testing.T) {
 		{"nvmlDeviceGetSupportedEventTypes", "0000:19:00.0 has no events: "},
 		{"nvmlEventSetWait_v2", "NVML's wait for events failed: "},
 	} {
-		d := simtest.New(t, sim.Options{GPUs: 1})
+		d := sim.New(t, sim.Options{GPUs: 1})
 		check(t, d.Unsupport(tc.function))
 		next := watch(t, d)
 		next(func(o probe.Observation) bool { return strings.HasPrefix(o.Unwatched, tc.want) })
@@ -108,7 +107,7 @@ func TestEventsThatAGPUOrDriverDoesNotHave(t *testing.T) {
 
 // A driver of before 570 has no recovery action.
 func TestAnOldDriverIsObserved(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1, Version: "535.104.05"})
+	d := sim.New(t, sim.Options{GPUs: 1, Version: "535.104.05"})
 	next := watch(t, d)
 	if o := next(anything); o.GPUs[0].Recovery != nil || o.GPUs[0].Error != "" || o.Unwatched != "" {
 		t.Errorf("%+v", o)
@@ -119,7 +118,7 @@ func TestAnOldDriverIsObserved(t *testing.T) {
 
 // After a call that hangs, the observation says which GPU it is, and the program gives up.
 func TestAGPUThatHangsIsObserved(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2})
+	d := sim.New(t, sim.Options{GPUs: 2})
 	next := watch(t, d)
 	next(anything)
 	check(t, d.Faults(sim.Fault{Function: "nvmlDeviceGetUUID", UUID: d.GPUs[1].UUID, Code: sim.Wait}))

@@ -13,11 +13,11 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // host is a fixture: every root is below one directory, the driver's too.
-type host struct{ simtest.Root }
+type host struct{ testtree.Root }
 
 const gpu = "0000:65:00.0"
 
@@ -26,7 +26,7 @@ const devices = "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps
 // newHost has one GPU with minor 0, all modules loaded, and no node.
 func newHost(t *testing.T) host {
 	t.Helper()
-	h := host{simtest.NewRoot(t)}
+	h := host{testtree.NewRoot(t)}
 	h.mkdir("dev")
 	h.Write("sys/bus/pci/devices/"+gpu+"/vendor", "0x10de\n")
 	h.Write("sys/bus/pci/devices/"+gpu+"/class", "0x030200\n")
@@ -345,13 +345,13 @@ func TestNodesOfOtherHostsAreNotOursToMake(t *testing.T) {
 			return unix.Mount(node, node, "", unix.MS_BIND, "")
 		}},
 		{"a container without CAP_MKNOD", "is a container", func(d *sim.Driver) error {
-			simtest.Root{TB: t, Dir: d.ProcRoot}.Write("1/status", "CapBnd:\t00000000000425fb\n")
+			testtree.Root{TB: t, Dir: d.ProcRoot}.Write("1/status", "CapBnd:\t00000000000425fb\n")
 			return nil
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d := simtest.New(t, sim.Options{GPUs: 2})
-			h := host{simtest.Root{TB: t, Dir: d.DevRoot}}
+			d := sim.New(t, sim.Options{GPUs: 2})
+			h := host{testtree.Root{TB: t, Dir: d.DevRoot}}
 			h.Check(tt.become(d))
 			c, err := config.Load(d.ConfigPath)
 			h.Check(err)

@@ -8,14 +8,14 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // Docker's users know a container by its name, which only dockerd keeps.
 func TestAContainerOfDockerHasItsName(t *testing.T) {
-	f := simtest.NewRoot(t)
+	f := testtree.NewRoot(t)
 	root, config := dockerRoot, dockerConfig
 	t.Cleanup(func() { dockerRoot, dockerConfig = root, config })
 	dockerRoot, dockerConfig = filepath.Join(f.Dir, "docker"), filepath.Join(f.Dir, "daemon.json")

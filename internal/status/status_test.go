@@ -16,7 +16,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -25,13 +25,13 @@ import (
 
 // fixture is a procfs of plain files and links, and the state directory of a containerd.
 type fixture struct {
-	simtest.Root
+	testtree.Root
 	Source
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	root := simtest.NewRoot(t)
+	root := testtree.NewRoot(t)
 	return &fixture{root, Source{Proc: procfs.FS(root.Dir + "/proc"), Root: "/", StateDirs: []string{root.Dir + "/state"}}}
 }
 
@@ -279,7 +279,7 @@ func print(t *testing.T, s *Status) string {
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	return string(data)
 }
 
@@ -338,7 +338,7 @@ func FuzzRecord(f *testing.F) {
 		gpuinject.Plan{GPU: true, Container: &gpuinject.PlanContainer{}}, map[string]any{"gpu": true, "mig": []any{nil}},
 	} {
 		text, err := json.Marshal(record)
-		simtest.Check(f, err)
+		testtree.Check(f, err)
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -9,13 +9,13 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // load returns the configuration that the shim reads from the text.
 func load(t *testing.T, text string) *config.Config {
 	t.Helper()
-	c, err := config.Load(simtest.NewRoot(t).Write("config.toml", text))
+	c, err := config.Load(testtree.NewRoot(t).Write("config.toml", text))
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
 	}
@@ -95,8 +95,8 @@ func TestFilesOfRealToolkits(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("testdata", c.file))
-			simtest.Check(t, err)
-			root := simtest.NewRoot(t)
+			testtree.Check(t, err)
+			root := testtree.NewRoot(t)
 			for _, name := range append(c.nodes, Paths[1]) {
 				root.Write(name, string(text))
 			}
@@ -140,7 +140,7 @@ func TestModes(t *testing.T) {
 		`mode = "csv"`:     false,
 	} {
 		r, err := Convert("/", []byte("disable-require = false\nsupported-driver-capabilities = \"utility\"\n[nvidia-container-runtime]\n"+text))
-		simtest.Check(t, err)
+		testtree.Check(t, err)
 		want := config.Default()
 		want.Container.SupportedCapabilities = []string{"utility"}
 		if preserved {
@@ -199,7 +199,7 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 		}
 	}
 	broken, err := os.ReadFile("testdata/broken.toml")
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	if _, err := Convert("/", broken); err == nil || !strings.Contains(err.Error(), "line 1") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("broken TOML: %v", err)
 	}
@@ -208,7 +208,7 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 // Other names are reported, and do not keep those that fit from being carried over.
 func TestSwarmResourcesThatFitAreCarriedOver(t *testing.T) {
 	r, err := Convert("/", []byte("swarm-resource = \"DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU\"\nnvidia-container-runtime.mode = \"legacy\"\n"))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	o := option(t, r, "swarm-resource")
 	if o.State != Attention || o.To != "policy.swarm-resources" || !strings.Contains(o.Why, "DOCKER_SWARM_RESOURCE") {
 		t.Errorf("%+v", o)
@@ -222,7 +222,7 @@ func TestSwarmResourcesThatFitAreCarriedOver(t *testing.T) {
 func TestValuesAreQuoted(t *testing.T) {
 	const odd = "/opt/a \\\"b\\\"\\\\c\\u0007d 'e'"
 	r, err := Convert("/", []byte("nvidia-container-cli.root = \""+odd+"\"\n"))
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	if got, want := load(t, r.Text).Host.DriverRoot, "/opt/a \"b\"\\c\ad 'e'"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const openVersion = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)  Mon Jan  5 2026\nGCC version:  gcc version 13.3.0 (Ubuntu 13.3.0)\n"
@@ -34,14 +34,14 @@ Block devices:
 
 // fakeHost is a fixture root.
 type fakeHost struct {
-	simtest.Root
+	testtree.Root
 	cfg config.Host
 }
 
 // newHost makes a host with a loaded driver and no GPU.
 func newHost(t testing.TB) *fakeHost {
 	t.Helper()
-	root := simtest.NewRoot(t)
+	root := testtree.NewRoot(t)
 	h := &fakeHost{root, config.Host{ProcRoot: root.Dir + "/proc", DevRoot: root.Dir, SysRoot: root.Dir + "/sys"}}
 	h.Write("proc/driver/nvidia/version", openVersion)
 	h.Write("proc/devices", charDevices)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestDiscover(t *testing.T) {
@@ -48,10 +48,10 @@ func TestDiscover(t *testing.T) {
 	})
 	t.Run("GPUs that cannot be listed are an error and not none", func(t *testing.T) {
 		h := newHost(t)
-		simtest.Check(t, os.RemoveAll(h.Dir+"/proc/driver/nvidia/gpus"))
+		testtree.Check(t, os.RemoveAll(h.Dir+"/proc/driver/nvidia/gpus"))
 		h.Write("proc/driver/nvidia/gpus", "a file")
 		_, err := Discover(h.cfg)
-		simtest.Says(t, err, h.Dir+"/proc/driver/nvidia/gpus", "list GPUs")
+		testtree.Says(t, err, h.Dir+"/proc/driver/nvidia/gpus", "list GPUs")
 	})
 	const (
 		version     = "proc/driver/nvidia/version"
@@ -94,7 +94,7 @@ func TestDiscover(t *testing.T) {
 		h := newHost(t)
 		h.Write(version, "NVRM version: ../../etc\n")
 		_, err := Discover(h.cfg)
-		simtest.Says(t, err, h.Dir+"/"+version)
+		testtree.Says(t, err, h.Dir+"/"+version)
 		if errors.Is(err, ErrNoDriver) {
 			t.Errorf("the driver is there: %v", err)
 		}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // nodeHost has the nodes of a real host for fourGPUs, with DRM nodes for index 0.
@@ -273,7 +273,7 @@ func TestRefusedNodes(t *testing.T) {
 			if tt.class != "" {
 				nodes, err = inv.ClassNodes(tt.class, nil)
 			}
-			simtest.Says(t, err, tt.want...)
+			testtree.Says(t, err, tt.want...)
 			bad, _, _ := strings.Cut(tt.want[0], " ")
 			if slices.ContainsFunc(nodes, func(n Node) bool { return strings.HasSuffix(n.Path, bad) }) {
 				t.Errorf("%s is given: %v", bad, nodes)

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestSelect(t *testing.T) {
@@ -123,7 +123,7 @@ func TestSelectRefuses(t *testing.T) {
 			if inv.NeedsFacts([]string{tt.id}, Facts{}) {
 				t.Error("NVML would be asked on a host without MIG")
 			}
-			simtest.Says(t, err, tt.want...)
+			testtree.Says(t, err, tt.want...)
 		})
 	}
 	t.Run("a GPU without a known UUID can be chosen by index and is not matched by a prefix", func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // everything is a root with a library of each kind.
@@ -67,7 +67,7 @@ func TestASearchWithoutDescriptorsHasNoResult(t *testing.T) {
 	for spare := range uint64(8) {
 		var got Files
 		var err error
-		simtest.LimitDescriptors(t, spare, func() { got, err = Discover(r.host, version) })
+		testtree.LimitDescriptors(t, spare, func() { got, err = Discover(r.host, version) })
 		fits = err == nil
 		if got.Found = want.Found; fits && !reflect.DeepEqual(got, want) || !fits && !errors.Is(err, unix.EMFILE) {
 			t.Errorf("with %d descriptors: %v, %d libraries", spare, err, len(got.Libraries))
@@ -252,13 +252,13 @@ func TestTheNameThatWasFoundDecides(t *testing.T) {
 		r := newRoot(t)
 		r.lib("usr/lib64/libcuda.so.570.86.15", "libcuda.so.1")
 		r.Link(cuda, "libcuda.so.570.86.15")
-		simtest.Says(t, r.discover().Check([]string{"compute"}), "libcuda.so.570.86.15", "reboot")
+		testtree.Says(t, r.discover().Check([]string{"compute"}), "libcuda.so.570.86.15", "reboot")
 	})
 	t.Run("a refused file in a store", func(t *testing.T) {
 		r := newRoot(t)
 		r.Check(os.Chmod(r.Write("store/2f8a", elf64("libcuda.so.1")), 0o757))
 		r.Link(cuda, "/store/2f8a")
-		simtest.Says(t, r.discover().Check([]string{"compute"}), "libcuda.so."+version, "refused", "writable by users")
+		testtree.Says(t, r.discover().Check([]string{"compute"}), "libcuda.so."+version, "refused", "writable by users")
 	})
 }
 
@@ -311,15 +311,15 @@ func TestCheck(t *testing.T) {
 		r := newRoot(t)
 		r.Write("usr/lib64/libc.so.6", "")
 		files := r.discover()
-		simtest.Says(t, files.Check([]string{"compute"}), version+" is loaded", "libcuda.so."+version, r.Dir+"/usr/lib64", "host.driver-root")
-		simtest.Says(t, files.Check([]string{"utility"}), "libnvidia-ml.so."+version)
-		simtest.Says(t, files.Check([]string{"video"}), "libcuda.so."+version)
+		testtree.Says(t, files.Check([]string{"compute"}), version+" is loaded", "libcuda.so."+version, r.Dir+"/usr/lib64", "host.driver-root")
+		testtree.Says(t, files.Check([]string{"utility"}), "libnvidia-ml.so."+version)
+		testtree.Says(t, files.Check([]string{"video"}), "libcuda.so."+version)
 		if err := files.Check([]string{"graphics", "display", "ngx", "compat32"}); err != nil {
 			t.Errorf("servers have no graphics: %v", err)
 		}
 	})
 	t.Run("an empty driver root says so", func(t *testing.T) {
-		simtest.Says(t, newRoot(t).discover().Check([]string{"compute"}), "none of the known directories")
+		testtree.Says(t, newRoot(t).discover().Check([]string{"compute"}), "none of the known directories")
 	})
 	t.Run("another version says both versions and what to do", func(t *testing.T) {
 		r := newRoot(t)
@@ -328,12 +328,12 @@ func TestCheck(t *testing.T) {
 		if len(files.Libraries) != 0 {
 			t.Errorf("got %v", libraryNames(files))
 		}
-		simtest.Says(t, files.Check([]string{"compute"}), "libcuda.so.570.86.15", version, "reboot", "reload the nvidia module", "reinstall")
-		simtest.Says(t, files.Check([]string{"utility"}), "libnvidia-ml.so.570.86.15", version)
+		testtree.Says(t, files.Check([]string{"compute"}), "libcuda.so.570.86.15", version, "reboot", "reload the nvidia module", "reinstall")
+		testtree.Says(t, files.Check([]string{"utility"}), "libnvidia-ml.so.570.86.15", version)
 	})
 	t.Run("only 32-bit libraries are not enough", func(t *testing.T) {
 		r := newRoot(t)
 		r.Write("usr/lib32/libcuda.so."+version, elf32("libcuda.so.1"))
-		simtest.Says(t, r.discover().Check([]string{"compute"}), "not found")
+		testtree.Says(t, r.discover().Check([]string{"compute"}), "not found")
 	})
 }

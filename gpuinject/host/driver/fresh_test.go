@@ -15,7 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestFresh(t *testing.T) {
@@ -172,21 +172,21 @@ func TestTheFormatFollowsTheTables(t *testing.T) {
 // A name may go; the content must stay.
 func TestAStampKnowsTheContent(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "libcuda.so.1.2")
-	simtest.Check(t, os.WriteFile(name, []byte("old"), 0o644))
+	testtree.Check(t, os.WriteFile(name, []byte("old"), 0o644))
 	f, err := os.Open(name)
-	simtest.Check(t, err)
+	testtree.Check(t, err)
 	defer f.Close()
 	stat := func() (st unix.Stat_t) {
-		simtest.Check(t, unix.Fstat(int(f.Fd()), &st))
+		testtree.Check(t, unix.Fstat(int(f.Fd()), &st))
 		return st
 	}
 	then := newStamp(name, stat())
-	simtest.Check(t, os.Rename(name, name+".old"))
+	testtree.Check(t, os.Rename(name, name+".old"))
 	if !then.IsContentOf(stat()) {
 		t.Error("another name is another content")
 	}
-	simtest.Check(t, os.WriteFile(name+".old", []byte("new"), 0o644))
-	simtest.Check(t, os.Chtimes(name+".old", time.Time{}, time.Unix(1, 0)))
+	testtree.Check(t, os.WriteFile(name+".old", []byte("new"), 0o644))
+	testtree.Check(t, os.Chtimes(name+".old", time.Time{}, time.Unix(1, 0)))
 	if then.IsContentOf(stat()) || (Stamp{}).IsContentOf(unix.Stat_t{}) {
 		t.Error("a changed file, or none, counts as the same content")
 	}

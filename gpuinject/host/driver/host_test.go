@@ -9,14 +9,14 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 const version = "580.159.04"
 
 // fakeRoot is a driver root.
 type fakeRoot struct {
-	simtest.Root
+	testtree.Root
 	host config.Host
 	// version is that of the loaded kernel module.
 	version string
@@ -24,7 +24,7 @@ type fakeRoot struct {
 
 func newRoot(t testing.TB) *fakeRoot {
 	t.Helper()
-	root := simtest.NewRoot(t)
+	root := testtree.NewRoot(t)
 	return &fakeRoot{root, config.Host{DriverRoot: root.Dir}, version}
 }
 
@@ -103,9 +103,9 @@ func refusal(files Files, base string) string {
 }
 
 func elf64(soname string) string {
-	return simtest.Library(elf.ELFCLASS64, ldcache.ABI64.Machine, soname)
+	return testtree.Library(elf.ELFCLASS64, ldcache.ABI64.Machine, soname)
 }
 
 func elf32(soname string) string {
-	return simtest.Library(elf.ELFCLASS32, ldcache.ABI32.Machine, soname)
+	return testtree.Library(elf.ELFCLASS32, ldcache.ABI32.Machine, soname)
 }

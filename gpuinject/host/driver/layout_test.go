@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // h200 are the SONAMEs of the libraries of a host with H200 GPUs.
@@ -117,13 +117,13 @@ func TestT63DriverContainer(t *testing.T) {
 		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.Check(os.Chown(p, 1000, 0)) }},
 		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
 		{"a library of another machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, ldcache.ABI64.Machine+1, "libcuda.so.1")), 0o755))
+			r.Check(os.WriteFile(p, []byte(testtree.Library(elf.ELFCLASS64, ldcache.ABI64.Machine+1, "libcuda.so.1")), 0o755))
 		}},
 		{"a library of x32 is refused", "another machine", func(r *fakeRoot, p string) {
-			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS32, ldcache.ABI64.Machine, "libcuda.so.1")), 0o755))
+			r.Check(os.WriteFile(p, []byte(testtree.Library(elf.ELFCLASS32, ldcache.ABI64.Machine, "libcuda.so.1")), 0o755))
 		}},
 		{"a 64-bit library of the 32-bit machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, ldcache.ABI32.Machine, "libcuda.so.1")), 0o755))
+			r.Check(os.WriteFile(p, []byte(testtree.Library(elf.ELFCLASS64, ldcache.ABI32.Machine, "libcuda.so.1")), 0o755))
 		}},
 		{"a SONAME with a slash is refused", "SONAME", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte(elf64("../../etc/passwd")), 0o755)) }},
 		{"a directory in place of a library is refused", "not a regular file", func(r *fakeRoot, p string) { r.Check(os.Remove(p)); r.Check(os.Mkdir(p, 0o755)) }},
@@ -141,7 +141,7 @@ func TestT63DriverContainer(t *testing.T) {
 				t.Errorf("reason %q, want %q", got, tt.reason)
 			}
 			if tt.name != "a directory in place of a library is refused" {
-				simtest.Says(t, files.Check([]string{"compute"}), name, "refused", tt.reason)
+				testtree.Says(t, files.Check([]string{"compute"}), name, "refused", tt.reason)
 			}
 		})
 	}
@@ -182,13 +182,13 @@ func TestT63DriverContainer(t *testing.T) {
 		r := newRoot(t)
 		r.host.DriverRoot += "/none"
 		_, err := Discover(r.host, version)
-		simtest.Says(t, err, "host.driver-root", r.host.DriverRoot)
+		testtree.Says(t, err, "host.driver-root", r.host.DriverRoot)
 	})
 	t.Run("a version that could be a path is an error", func(t *testing.T) {
 		r := newRoot(t)
 		for _, v := range []string{"", "../580", "580 "} {
 			_, err := Discover(r.host, v)
-			simtest.Says(t, err, "not a driver version")
+			testtree.Says(t, err, "not a driver version")
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
@@ -41,7 +41,7 @@ func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
 		{name: "whose directory is a file", change: "rm -r daemon; touch daemon", says: "not a directory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := simtest.NewRoot(t)
+			r := testtree.NewRoot(t)
 			short, err := os.MkdirTemp("", "s") // for the socket's path
 			r.Check(err)
 			t.Cleanup(func() { os.RemoveAll(short) })
@@ -63,7 +63,7 @@ func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
 				case tc.says == "-" && !errors.Is(err, fs.ErrNotExist):
 					t.Errorf("%s: %v", dir, err)
 				case tc.says != "" && tc.says != "-":
-					simtest.Says(t, err, tc.says)
+					testtree.Says(t, err, tc.says)
 				}
 			}
 		})

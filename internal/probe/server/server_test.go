@@ -16,8 +16,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -44,14 +44,14 @@ func TestMain(m *testing.M) {
 	}
 }
 
-var check = simtest.Check
+var check = testtree.Check
 
 func ask(q probe.Questions) probe.Answers {
 	return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
 }
 
 func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	pod := probe.Pod{Socket: filepath.Join(t.TempDir(), "kubelet.sock"), Namespace: "team", Name: "train"}
 	kubelettest.Serve(t, pod.Socket, kubelettest.Pod("team", "train", "GPU-a"))
 	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod}
@@ -78,7 +78,7 @@ func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 }
 
 func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	check(t, d.Hang(true))
 	check(t, os.Mkdir(d.StateDir, 0o700))
 	questions, err := json.Marshal(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: 100 * time.Millisecond})
@@ -105,7 +105,7 @@ func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
 
 // A process that hangs in the kernel keeps its lock. The test holds it in its place.
 func TestOneProcessAsksNVML(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	check(t, os.MkdirAll(d.StateDir, 0o700))
 	st, err := state.Open(d.StateDir, false)
 	check(t, err)
@@ -163,7 +163,7 @@ func TestProgramsAreAskedForTheirVersions(t *testing.T) {
 
 // Root in a container that sees the host's /run can hold the lock, but cannot write the file.
 func TestALockThatAnotherProgramHoldsStopsNoQuestion(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 1})
+	d := sim.New(t, sim.Options{GPUs: 1})
 	check(t, os.MkdirAll(d.StateDir, 0o700))
 	name := filepath.Join(d.StateDir, lockName)
 	for _, note := range []string{"", fmt.Sprintf("%d %d 1\n", os.Getpid(), time.Now().Add(-time.Hour).UnixNano()), "none\n"} {

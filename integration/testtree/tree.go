@@ -1,7 +1,6 @@
-package simtest
+package testtree
 
 import (
-	"debug/elf"
 	"fmt"
 	"maps"
 	"os"
@@ -13,12 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
-// Root is a directory with the file systems of a host that a test lays out by
-// itself, where the simulated driver has no such host.
+// Root is a directory with the file systems of a host that a test lays out by itself.
 type Root struct {
 	testing.TB
 	Dir string
@@ -123,11 +119,6 @@ func Content(name string) (string, error) {
 		return head + target, err
 	}
 	return head, nil
-}
-
-// Library is elffile.Library as the text of a file.
-func Library(class elf.Class, machine elf.Machine, soname string) string {
-	return string(elffile.Library(class, machine, soname))
 }
 
 // Says fails the test unless err has all of the words and one line.

@@ -1,4 +1,4 @@
-package elffile
+package testtree
 
 import (
 	"debug/elf"
@@ -8,8 +8,8 @@ import (
 
 var le = binary.LittleEndian
 
-// Library is a header, a PT_LOAD of the whole file and a PT_DYNAMIC with a SONAME.
-func Library(class elf.Class, machine elf.Machine, soname string) []byte {
+// Library is the text of the least shared library that a loader accepts: a header, a PT_LOAD of the whole file and a PT_DYNAMIC with a SONAME.
+func Library(class elf.Class, machine elf.Machine, soname string) string {
 	word, header, program := 8, 64, 56
 	if class == elf.ELFCLASS32 {
 		word, header, program = 4, 52, 32
@@ -42,13 +42,13 @@ func Library(class elf.Class, machine elf.Machine, soname string) []byte {
 		put(word, word)
 	}
 	put(word, int(elf.DT_STRTAB), table, int(elf.DT_STRSZ), len(soname)+2, int(elf.DT_SONAME), 1, 0, 0)
-	return append(b, "\x00"+soname+"\x00"...)
+	return string(append(b, "\x00"+soname+"\x00"...))
 }
 
 // WithNote is a 64-bit Library with the note section name of this content. Its section headers are
 // at the end: none, the names, the note.
 func WithNote(machine elf.Machine, soname, name string, note []byte) []byte {
-	b := Library(elf.ELFCLASS64, machine, soname)
+	b := []byte(Library(elf.ELFCLASS64, machine, soname))
 	names := "\x00.shstrtab\x00" + name + "\x00"
 	namesAt := uint64(len(b))
 	noteAt := namesAt + uint64(len(names))

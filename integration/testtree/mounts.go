@@ -1,4 +1,4 @@
-package simtest
+package testtree
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 // test is ever the host's. In the process that calls it first, it runs the test binary again and
 // exits. It is for TestMain.
 func InOwnMounts() {
-	const inside = "SIMTEST_INSIDE"
+	const inside = "TESTTREE_INSIDE"
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "the tests mount file systems: run them as root")
 		os.Exit(1)
