@@ -33,7 +33,6 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
@@ -136,14 +135,14 @@ func inOwnMounts(t *testing.T) bool {
 	return false
 }
 
-// simulatedHost prepares a host with a simulated driver and the bundle of a container that asks for
+// simulatedHost prepares a host with a driver and the bundle of a container that asks for
 // a GPU. privileges are masked and admin.
 func simulatedHost(t *testing.T, privileges string) (bundle string) {
 	t.Helper()
-	d := sim.New(t, sim.Options{GPUs: 1})
-	t.Setenv(config.EnvFile, d.ConfigPath)
+	d := testtree.NewHost(t, 1)
+	t.Setenv(config.EnvFile, d.Config)
 	t.Cleanup(func() {
-		_ = unix.Unmount(filepath.Join(d.StateDir, "view"), unix.MNT_DETACH)
+		_ = unix.Unmount(filepath.Join(d.State, "view"), unix.MNT_DETACH)
 	})
 	return gpuBundle(t, privileges)
 }

@@ -15,13 +15,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // probed is a host whose NVML counts how often it is asked.
 type probed struct {
-	*sim.Driver
+	testtree.Host
 	cfg   config.Host
 	asked atomic.Int32
 	// answer, if not nil, replaces the answer of NVML.
@@ -30,17 +29,17 @@ type probed struct {
 
 func newProbed(t *testing.T) *probed {
 	t.Helper()
-	d := sim.New(t, sim.Options{GPUs: 4})
-	cfg, err := config.Load(d.ConfigPath)
+	d := testtree.NewHost(t, 4)
+	cfg, err := config.Load(d.Config)
 	testtree.Check(t, err)
-	return &probed{Driver: d, cfg: cfg.Host}
+	return &probed{Host: d, cfg: cfg.Host}
 }
 
 // complete is an answer about every GPU.
 func complete(p *probed) device.Facts {
-	f := device.Facts{Driver: p.Version, CUDA: "13.0"}
-	for i, g := range p.GPUs {
-		f.GPUs = append(f.GPUs, device.GPUFacts{Index: i, BusID: g.BusID})
+	f := device.Facts{Driver: testtree.Version, CUDA: "13.0"}
+	for i := range 4 {
+		f.GPUs = append(f.GPUs, device.GPUFacts{Index: i, BusID: testtree.BusID(i)})
 	}
 	return f
 }
@@ -77,7 +76,7 @@ func (p *probed) kept() string { return filepath.Join(p.cfg.StateDir, Name) }
 func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, p *probed) error{
 		"":                          nil,
-		"another driver was loaded": func(_ *testing.T, p *probed) error { return p.LoadModule("599.11.22") },
+		"another driver was loaded": func(_ *testing.T, p *probed) error { p.LoadModule("599.11.22"); return nil },
 		"a boot": func(t *testing.T, p *probed) error {
 			st, err := state.Open(p.cfg.StateDir, false)
 			if err != nil {
@@ -91,10 +90,13 @@ func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 			return st.Store(Name, &k)
 		},
 		"a GPU was removed": func(_ *testing.T, p *probed) error {
-			return os.RemoveAll(filepath.Join(p.cfg.ProcRoot, "driver/nvidia/gpus", p.GPUs[3].BusID))
+			return os.RemoveAll(filepath.Join(p.cfg.ProcRoot, "driver/nvidia/gpus", testtree.BusID(3)))
 		},
 		"a MIG device was made": func(t *testing.T, p *probed) error {
-			return p.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 1}})
+			p.Write("proc/driver/nvidia-caps/mig-minors", "gpu1/gi1/access 12\ngpu1/gi1/ci0/access 13\n")
+			p.Write("proc/driver/nvidia/capabilities/gpu1/mig/gi1/access", "DeviceFileMinor: 12\n")
+			p.Write("proc/driver/nvidia/capabilities/gpu1/mig/gi1/ci0/access", "DeviceFileMinor: 13\n")
+			return nil
 		},
 		"an answer that others can write": func(_ *testing.T, p *probed) error { return os.Chmod(p.kept(), 0o666) },
 		"no answer":                       func(_ *testing.T, p *probed) error { return os.Remove(p.kept()) },

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -95,11 +94,11 @@ func TestWhatAWatcherRemembers(t *testing.T) {
 		{"an observation without the GPU", []step{{xid(48, nil), "48"}, {probe.Observed{PCI: "0000:02:00.0"}, "48"}}, "", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := sim.New(t, sim.Options{GPUs: 1})
-			cfg, err := config.Load(d.ConfigPath)
+			d := testtree.NewHost(t, 1)
+			cfg, err := config.Load(d.Config)
 			check(t, err)
 			check(t, os.Mkdir(cfg.Host.StateDir, 0o700))
-			k := newKeeper(cfg.Host, d.Version)
+			k := newKeeper(cfg.Host, testtree.Version)
 			take := func(steps []step) {
 				for _, s := range steps {
 					k.add(probe.Observation{GPUs: []probe.Observed{s.seen}}, time.Now())
@@ -111,13 +110,13 @@ func TestWhatAWatcherRemembers(t *testing.T) {
 			take(tc.first)
 			switch f := k.file; tc.between {
 			case reloaded:
-				check(t, d.LoadModule(d.Version))
+				d.LoadModule(testtree.Version)
 			case rebooted:
 				f.Boot = "another"
 				k.file = f
 			}
 			check(t, health.Write(cfg.Host.StateDir, k.file))
-			k = newKeeper(cfg.Host, d.Version)
+			k = newKeeper(cfg.Host, testtree.Version)
 			take(tc.then)
 		})
 	}
@@ -161,9 +160,9 @@ func TestSinceWhen(t *testing.T) {
 func TestRun(t *testing.T) {
 	defer func(d time.Duration) { retry = d }(retry)
 	retry = time.Millisecond
-	d := sim.New(t, sim.Options{GPUs: 1})
-	load := func() (*config.Config, error) { return config.Load(d.ConfigPath) }
-	name := filepath.Join(d.StateDir, health.Name)
+	d := testtree.NewHost(t, 1)
+	load := func() (*config.Config, error) { return config.Load(d.Config) }
+	name := filepath.Join(d.State, health.Name)
 	var log strings.Builder
 	run := func(ctx context.Context, xid uint64) chan bool {
 		ended := make(chan bool)
@@ -180,7 +179,7 @@ func TestRun(t *testing.T) {
 	written := func(want string) {
 		t.Helper()
 		for start := time.Now(); ; time.Sleep(time.Millisecond) {
-			f, err := health.Read(d.StateDir, d.Version, time.Now())
+			f, err := health.Read(d.State, testtree.Version, time.Now())
 			if got := fmt.Sprint(numbers(f)); err == nil && got == want {
 				return
 			}
@@ -204,7 +203,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("log %q", log.String())
 	}
 	check(t, os.Remove(name))
-	testtree.Root{TB: t, Dir: "/"}.Write(d.ConfigPath, readFile(t, d.ConfigPath)+"[policy]\nhealth = \"off\"\n")
+	d.Write("config.toml", readFile(t, d.Config)+"[policy]\nhealth = \"off\"\n")
 	off, stopOff := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stopOff()
 	<-run(off, 79)
@@ -217,11 +216,11 @@ func TestRun(t *testing.T) {
 func TestAFailureIsReportedOnce(t *testing.T) {
 	defer func(d time.Duration) { retry = d }(retry)
 	retry = time.Microsecond
-	d := sim.New(t, sim.Options{GPUs: 1})
+	d := testtree.NewHost(t, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	var log strings.Builder
 	n := 0
-	Watcher{Log: &log, Config: func() (*config.Config, error) { return config.Load(d.ConfigPath) },
+	Watcher{Log: &log, Config: func() (*config.Config, error) { return config.Load(d.Config) },
 		Observe: func(context.Context, func(probe.Observation) error) error {
 			if n++; n == 5 {
 				stop()

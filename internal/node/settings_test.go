@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
@@ -83,21 +82,21 @@ func TestSettingsAreTheShimsConfiguration(t *testing.T) {
 
 // Only root can have put a driver container there.
 func TestOnlyADriverOfRootIsFound(t *testing.T) {
-	d := sim.New(t, sim.Options{GPUs: 1})
-	h := config.Default().Host
-	h.DevRoot, h.ProcRoot, h.SysRoot = d.DevRoot, d.ProcRoot, d.SysRoot
-	parent := filepath.Dir(d.Root)
+	d := testtree.NewHost(t, 1)
+	c, err := config.Load(d.Config)
+	testtree.Check(t, err)
+	h, parent := c.Host, filepath.Dir(d.Dir)
 	link, empty := filepath.Join(parent, "link"), filepath.Join(parent, "empty")
-	testtree.Check(t, errors.Join(os.Symlink(d.Root, link), os.Mkdir(empty, 0o755)))
-	for root, want := range map[string]bool{d.Root: true, link: false, empty: false, filepath.Join(parent, "none"): false, d.ConfigPath: false} {
+	testtree.Check(t, errors.Join(os.Symlink(d.Dir, link), os.Mkdir(empty, 0o755)))
+	for root, want := range map[string]bool{d.Dir: true, link: false, empty: false, filepath.Join(parent, "none"): false, d.Config: false} {
 		if got := hasDriver(h, root); got != want {
 			t.Errorf("%s: %v", root, got)
 		}
 	}
-	for name, mode := range map[string]os.FileMode{parent: 0o757, d.Root: 0o777} {
+	for name, mode := range map[string]os.FileMode{parent: 0o757, d.Dir: 0o777} {
 		before, err := os.Stat(name)
 		testtree.Check(t, errors.Join(err, os.Chmod(name, mode)))
-		if hasDriver(h, d.Root) {
+		if hasDriver(h, d.Dir) {
 			t.Errorf("others can write %s", name)
 		}
 		testtree.Check(t, os.Chmod(name, before.Mode()))
