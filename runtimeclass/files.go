@@ -55,7 +55,7 @@ func (p *Plan) installPrograms(o Options) error {
 		if err != nil {
 			return err
 		}
-		if st, err := p.Host.Stat(target); err == nil && st.Mode().Perm() != hosttree.ProgramMode {
+		if st, err := p.Host.Stat(target); err == nil && st.Mode&0o777 != hosttree.ProgramMode {
 			// Write it again, to restore its mode.
 			change.Before = nil
 		}

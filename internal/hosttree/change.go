@@ -47,19 +47,23 @@ func (t Tree) Change(kind Kind, name string, after []byte) (Change, error) {
 		}
 		return c, err
 	}
-	root, dir, err := t.open(filepath.Dir(name))
+	f, st, err := t.OpenPath(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
 	if err != nil {
 		return c, err
 	}
-	defer root.Close()
-	to, err := root.Readlink(filepath.Join(dir, filepath.Base(name)))
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
-		return c, nil
-	case err == nil:
-		c.Before = []byte(to)
+	defer f.Close()
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		buf := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(int(f.Fd()), "", buf)
+		if err != nil {
+			return c, &os.PathError{Op: "readlink", Path: f.Name(), Err: err}
+		}
+		c.Before = buf[:n]
 	}
-	return c, err
+	return c, nil
 }
 
 // Differs reports whether the change changes anything. An empty file differs from a missing one.
@@ -101,33 +105,24 @@ func (t Tree) Apply(c Change) error {
 	if !replaces && !equal(now.Before, c.Before) {
 		return errors.New("was changed by another process: run the command again")
 	}
-	root, dir, err := t.open(filepath.Dir(c.Path))
-	if err != nil {
-		return err
-	}
-	defer root.Close()
 	if c.After == nil {
-		err := root.Remove(filepath.Join(dir, filepath.Base(c.Path)))
+		err := t.remove(c.Path)
 		if c.Kind == Record { // the record does not list its own directory
-			_ = root.Remove(dir)
+			t.Remove(filepath.Dir(c.Path))
 		}
 		return err
 	}
-	if err := root.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	opened, err := root.Open(dir)
+	dir, err := t.makeDirectory(filepath.Dir(c.Path))
 	if err != nil {
 		return err
 	}
-	defer opened.Close()
-	return named(write(opened, c), t.Real(c.Path))
+	defer dir.Close()
+	return named(write(dir, c), t.Real(c.Path))
 }
 
 // write makes a change in its directory.
 func write(dir *os.File, c Change) error {
-	// A path through the descriptor always leads to the same directory.
-	name := Path(dir) + "/" + filepath.Base(c.Path)
+	name := below(dir, c.Path)
 	switch c.Kind {
 	case Link:
 		if c.Before != nil {

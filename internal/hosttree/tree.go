@@ -1,14 +1,13 @@
 package hosttree
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	continuity "github.com/containerd/continuity/fs"
@@ -37,25 +36,11 @@ func (t Tree) Follow(name string) (string, error) {
 	return filepath.Join("/", name), err
 }
 
-// open opens the tree. The returned name is relative to the tree and has its links resolved.
-// os.Root refuses links that are created in the meantime and lead out of the tree.
-func (t Tree) open(name string) (*os.Root, string, error) {
-	name, err := t.Follow(name)
-	if err != nil {
-		return nil, "", err
-	}
-	root, err := os.OpenRoot(t.Real("/"))
-	return root, cmp.Or(strings.TrimPrefix(name, "/"), "."), err
-}
-
 // Stat returns the result of stat(2) for a file.
-func (t Tree) Stat(name string) (os.FileInfo, error) {
-	root, name, err := t.open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	return root.Stat(name)
+func (t Tree) Stat(name string) (unix.Stat_t, error) {
+	f, st, err := t.open(name, 0)
+	f.Close()
+	return st, err
 }
 
 // Exists reports whether there is a file or directory.
@@ -64,6 +49,9 @@ func (t Tree) Exists(name string) bool {
 	return err == nil
 }
 
+// maxFile limits the size of a file in bytes; the largest is a program.
+const maxFile = 1 << 30
+
 // Read returns the content of a regular file, or nil if there is none.
 func (t Tree) Read(name string) ([]byte, error) { return t.readChecked(name, nil) }
 
@@ -71,13 +59,7 @@ func (t Tree) Read(name string) ([]byte, error) { return t.readChecked(name, nil
 func (t Tree) ReadOwned(name string) ([]byte, error) { return t.readChecked(name, trusted.File) }
 
 func (t Tree) readChecked(name string, check func(*unix.Stat_t) error) ([]byte, error) {
-	root, real, err := t.open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	// A FIFO must not block.
-	f, err := root.OpenFile(real, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, st, err := t.open(name, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -85,37 +67,44 @@ func (t Tree) readChecked(name string, check func(*unix.Stat_t) error) ([]byte, 
 		return nil, err
 	}
 	defer f.Close()
-	var st unix.Stat_t
-	err = unix.Fstat(int(f.Fd()), &st)
-	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = errors.New("is not a regular file")
+	if check != nil {
+		if err := check(&st); err != nil {
+			return nil, fmt.Errorf("%s %w", name, err)
+		}
 	}
-	if err == nil && check != nil {
-		err = check(&st)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s %w", name, err)
-	}
-	text, err := io.ReadAll(f)
-	return text, err
+	return read(f, &st, maxFile)
 }
 
-// Glob returns the paths that match a pattern.
+// maxNames limits the entries of a directory in which names are looked for.
+const maxNames = 1 << 16
+
+// Glob returns the paths that match a pattern of path.Match.
 func (t Tree) Glob(pattern string) ([]string, error) {
-	fixed := pattern
-	for strings.ContainsAny(fixed, "*?[\\") {
-		fixed = path.Dir(fixed)
+	found := []string{"/"}
+	for part := range strings.FieldsFuncSeq(pattern, func(c rune) bool { return c == '/' }) {
+		if _, err := path.Match(part, ""); err != nil {
+			return nil, err
+		}
+		var next []string
+		for _, dir := range found {
+			names := []string{part}
+			if strings.ContainsAny(part, `*?[\`) {
+				names, _ = t.ReadDir(dir+"/.", maxNames) // none if there is no directory, which may be a link
+				slices.Sort(names)
+			}
+			for _, name := range names {
+				if ok, _ := path.Match(part, name); ok || part == name {
+					next = append(next, path.Join(dir, name))
+				}
+			}
+		}
+		found = next
 	}
-	root, real, err := t.open(fixed)
-	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	names, err := fs.Glob(root.FS(), path.Join(real, strings.TrimPrefix(pattern, fixed)))
-	for i, name := range names {
-		names[i] = path.Join(fixed, strings.TrimPrefix("/"+name, path.Join("/", real)))
-	}
-	return names, err
+	return slices.DeleteFunc(found, func(name string) bool {
+		f, _, err := t.OpenPath(name)
+		f.Close()
+		return err != nil
+	}), nil
 }
 
 // RemoveTemporary removes from a directory the temporary files of processes that were killed while
@@ -128,9 +117,34 @@ func (t Tree) RemoveTemporary(dir string) {
 }
 
 // Remove removes a file or an empty directory, if there is one.
-func (t Tree) Remove(name string) {
-	if root, name, err := t.open(name); err == nil {
-		_ = root.Remove(name)
-		root.Close()
+func (t Tree) Remove(name string) { _ = t.remove(name) }
+
+func (t Tree) remove(name string) error {
+	dir, _, err := t.open(path.Dir(name), unix.O_DIRECTORY)
+	if err != nil {
+		return err
 	}
+	defer dir.Close()
+	return named(os.Remove(below(dir, name)), t.Real(name))
 }
+
+// makeDirectory opens a directory, after making it and those above it if they are missing.
+func (t Tree) makeDirectory(name string) (*os.File, error) {
+	dir, _, err := t.open(name, unix.O_DIRECTORY)
+	if !errors.Is(err, fs.ErrNotExist) || name == "/" {
+		return dir, err
+	}
+	above, err := t.makeDirectory(path.Dir(name))
+	if err != nil {
+		return nil, err
+	}
+	defer above.Close()
+	if err := os.Mkdir(below(above, name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, named(err, t.Real(name))
+	}
+	dir, _, err = t.open(name, unix.O_DIRECTORY)
+	return dir, err
+}
+
+// below is a path to name in an open directory: it leads to no other one.
+func below(dir *os.File, name string) string { return Path(dir) + "/" + path.Base(name) }

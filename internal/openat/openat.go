@@ -1,0 +1,117 @@
+package openat
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Way is what a name may lead through.
+type Way uint64
+
+const (
+	// inRoot keeps every name in the root, as chroot does.
+	inRoot Way = unix.RESOLVE_IN_ROOT
+	// Links follows links inside the root, but no magic ones, and crosses mounts: for trees of an
+	// administrator.
+	Links = inRoot | unix.RESOLVE_NO_MAGICLINKS
+	// NoLinks crosses mounts. A link is ELOOP.
+	NoLinks = inRoot | unix.RESOLVE_NO_SYMLINKS
+	// OneMount is for images: a link is ELOOP, and another mount EXDEV.
+	OneMount = NoLinks | unix.RESOLVE_NO_XDEV
+)
+
+var (
+	// ErrNotRegular means that a name is a FIFO, a device node, a socket or a directory, but a file
+	// is needed.
+	ErrNotRegular = errors.New("is not a regular file")
+	// ErrTooLarge means that a file or directory exceeds the caller's limit, which follows.
+	ErrTooLarge = errors.New("is larger than")
+)
+
+// Root opens a directory that the caller chose, for Open. The caller closes it.
+func Root(dir string) (fd int, err error) {
+	fd, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		err = &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	return fd, err
+}
+
+// Open opens name inside root, absolute or not, as an O_PATH descriptor, which the caller closes. The
+// error is a unix.Errno. With unix.O_NOFOLLOW among flags, the last component may be a link.
+func Open(root int, name string, flags uint64, way Way) (fd int, err error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: uint64(way)}
+	fd, err = -1, unix.EAGAIN
+	// EAGAIN: something was renamed or mounted meanwhile, so the kernel could not prove that ".."
+	// stays in the root. A FUSE file system may return EINTR.
+	for try := 0; try < 64 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
+		fd, err = unix.Openat2(root, name, &how)
+	}
+	return fd, err
+}
+
+// Stat is Open, and fstat(2) of what was opened.
+func Stat(root int, name string, flags uint64, way Way) (fd int, st unix.Stat_t, err error) {
+	if fd, err = Open(root, name, flags, way); err != nil {
+		return -1, st, err
+	}
+	if err = unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return -1, unix.Stat_t{}, err
+	}
+	return fd, st, nil
+}
+
+// Path returns a path that leads to the file of a descriptor of this process.
+func Path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// Reader opens the regular file of a descriptor for reading. The error is ErrNotRegular, ErrTooLarge
+// if it has more than maxSize bytes, or that of the file's host.
+func Reader(fd int, st *unix.Stat_t, maxSize int64) (*os.File, error) {
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return nil, ErrNotRegular
+	case st.Size > maxSize:
+		return nil, fmt.Errorf("%w %d bytes", ErrTooLarge, maxSize)
+	}
+	return os.OpenFile(Path(fd), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+}
+
+// Read returns the bytes that the file had when st was read, or fewer if it shrank. Errors are those
+// of Reader.
+func Read(fd int, st *unix.Stat_t, maxSize int64) ([]byte, error) {
+	f, err := Reader(fd, st, maxSize)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data := make([]byte, st.Size)
+	n, err := io.ReadFull(f, data)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	return data[:n], err
+}
+
+// ReadDir returns the names in a directory, unsorted, or the first limit of them and ErrTooLarge.
+func ReadDir(fd int, limit int) ([]string, error) {
+	dir, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: Path(fd), Err: err}
+	}
+	f := os.NewFile(uintptr(dir), Path(fd))
+	defer f.Close()
+	names, err := f.Readdirnames(limit + 1)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	if len(names) > limit {
+		return names[:limit], fmt.Errorf("%w %d entries", ErrTooLarge, limit)
+	}
+	return names, err
+}
