@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -129,7 +129,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	if st.Dev != root.Dev || st.Ino != root.Ino {
 		return errors.New("the process has another root file system: the container's init process has ended")
 	}
-	proc, err := openBeneath(unix.AT_FDCWD, "proc")
+	proc, err := openDirectory(unix.AT_FDCWD, "proc")
 	if err != nil {
 		return fmt.Errorf("open /proc of the container: %w", err)
 	}
@@ -138,7 +138,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 		return err
 	}
 	// A mount on the way may only be procfs itself: readonlyPaths are bind mounts of it.
-	dir, err := openBeneath(proc, "driver")
+	dir, err := openDirectory(proc, "driver")
 	if err != nil {
 		return fmt.Errorf("open it in the container: %w", err)
 	}
@@ -152,12 +152,9 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	return nil
 }
 
-// openBeneath opens a directory without following any link.
-func openBeneath(dirfd int, name string) (int, error) {
-	return unix.Openat2(dirfd, name, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
+// openDirectory opens a directory below another one without following any link.
+func openDirectory(dirfd int, name string) (int, error) {
+	return openat.Open(dirfd, name, unix.O_DIRECTORY, openat.NoLinks)
 }
 
 // MountAt makes the directory dir, which must not exist, and attaches the mask there, in this
@@ -181,12 +178,12 @@ func (m *Mask) CheckAttached(pid int) error {
 	if err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
-	root, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := openat.Root("/proc/" + strconv.Itoa(pid) + "/root")
 	if err != nil {
 		return fmt.Errorf("mask: root directory of process %d: %w", pid, err)
 	}
 	defer unix.Close(root)
-	dir, err := openBeneath(root, strings.TrimPrefix(Dir, "/"))
+	dir, err := openDirectory(root, Dir)
 	if err != nil {
 		return fmt.Errorf("mask: %s of process %d: %w", Dir, pid, err)
 	}

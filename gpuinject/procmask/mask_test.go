@@ -164,7 +164,7 @@ func TestT25NoLinkIsFollowedToTheDirectory(t *testing.T) {
 	check(t, err)
 	defer unix.Close(proc)
 	for _, name := range []string{"/proc/driver", "1/root/etc", "self/task", "../etc", "driver/missing", "version"} {
-		if fd, err := openBeneath(proc, name); err == nil {
+		if fd, err := openDirectory(proc, name); err == nil {
 			unix.Close(fd)
 			t.Errorf("opened %s", name)
 		}
