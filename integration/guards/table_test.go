@@ -186,7 +186,7 @@ var rest = []unmarked{
 		"return trusted.RootDirectory(&dir)", "return nil",
 		"TestT63DriverContainer"},
 	{"root's files: links inside the driver root", "gpuinject/host/driver/tree.go",
-		"Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,", "Resolve: 0,",
+		"name, 0, openat.Links)", "name, 0, 0)",
 		"TestT63DriverContainer"},
 	{"root's files: driver's ld.so.cache", "gpuinject/host/driver/search.go",
 		"f, ok := s.find(name, trusted.RootFile)", "f, ok := s.find(name, func(*unix.Stat_t) error { return nil })",

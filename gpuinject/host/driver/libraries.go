@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"path"
 	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -176,8 +178,9 @@ func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 
 // inspect reads the ELF headers. An error says why the file is not a library for this machine.
 func (l *Library) inspect(f *file) error {
-	r, err := f.reopen()
+	r, err := openat.Reader(f.fd, &f.st, math.MaxInt64)
 	if err != nil {
+		f.tree.keep(err)
 		return fmt.Errorf("cannot be opened: %w", err)
 	}
 	defer r.Close()

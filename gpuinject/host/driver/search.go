@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -136,6 +137,9 @@ func (s *Search) first(dirs []string, name string) (host string, ok bool) {
 	return "", false
 }
 
+// maxNames limits the names of a directory that are looked at.
+const maxNames = 1 << 20
+
 // Names returns the sorted names in a directory that files may be taken from, nil if there is none.
 // The stamp of the directory also covers the names that are not in it.
 func (s *Search) Names(dir string) []string {
@@ -148,14 +152,12 @@ func (s *Search) Names(dir string) []string {
 		return nil
 	}
 	defer f.close()
-	r, err := f.reopen()
-	if err == nil {
-		defer r.Close()
-		s.listed[dir], err = r.Readdirnames(-1)
-	}
+	names, err := openat.ReadDir(f.fd, maxNames)
 	if err != nil {
+		s.keep(err)
 		s.Refuse(dir, "cannot be listed: "+err.Error())
 	}
+	s.listed[dir] = names
 	slices.Sort(s.listed[dir])
 	return s.listed[dir]
 }
@@ -178,8 +180,9 @@ func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
 		return nil, false
 	}
 	defer f.close()
-	data, err := f.read(maxSize)
+	data, err := openat.Read(f.fd, &f.st, maxSize)
 	if err != nil {
+		s.keep(err)
 		s.Refuse(name, err.Error())
 		return nil, false
 	}

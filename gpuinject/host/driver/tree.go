@@ -3,16 +3,15 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -24,11 +23,11 @@ type tree struct {
 }
 
 func openTree(root string) (*tree, error) {
-	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := openat.Root(root)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", root, err)
+		return nil, err
 	}
-	real, err := os.Readlink(fdPath(fd))
+	real, err := os.Readlink(openat.Path(fd))
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
@@ -39,32 +38,17 @@ func openTree(root string) (*tree, error) {
 // Close closes the root.
 func (t *tree) Close() { unix.Close(t.fd) }
 
-func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
-
 func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
 
 // resolve returns a descriptor of the file at name, without opening the file (O_PATH): opening a
 // device or FIFO could have an effect. Links are followed inside the root. Mounts are crossed,
 // because the driver may be on one: a squashfs at /usr/local/nvidia.
 func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
-	how := unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	if fd, st, err = openat.Stat(t.fd, name, 0, openat.Links); err != nil {
+		t.keep(err)
+		err = &fs.PathError{Op: "open", Path: t.host(name), Err: err}
 	}
-	fd, err = -1, unix.EAGAIN
-	// EAGAIN: something was renamed or mounted meanwhile, so the kernel could not prove that ".."
-	// stays in the root (openat2(2)).
-	for try := 0; try < 64 && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)); try++ {
-		fd, err = unix.Openat2(t.fd, name, &how)
-	}
-	if err == nil {
-		if err = unix.Fstat(fd, &st); err == nil {
-			return fd, st, nil
-		}
-		unix.Close(fd)
-	}
-	t.keep(err)
-	return -1, unix.Stat_t{}, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
+	return fd, st, err
 }
 
 // keep keeps the first error that is not about the file: this process or the host has run out of
@@ -91,7 +75,7 @@ func (t *tree) open(name string) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := os.Readlink(fdPath(fd))
+	host, err := os.Readlink(openat.Path(fd))
 	inner, below := strings.CutPrefix(host, strings.TrimSuffix(t.real, "/")+"/")
 	if err == nil && !below && host != t.real {
 		err = fmt.Errorf("%s is not below %s", host, t.real)
@@ -104,28 +88,6 @@ func (t *tree) open(name string) (*file, error) {
 }
 
 func (f *file) close() { unix.Close(f.fd) }
-
-func (f *file) reopen() (*os.File, error) {
-	r, err := os.OpenFile(fdPath(f.fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	f.tree.keep(err)
-	return r, err
-}
-
-func (f *file) read(maxSize int64) ([]byte, error) {
-	if f.st.Size > maxSize {
-		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
-	}
-	var data []byte
-	r, err := f.reopen()
-	if err == nil {
-		defer r.Close()
-		data, err = io.ReadAll(io.LimitReader(r, maxSize))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
-	}
-	return data, nil
-}
 
 // searchable returns an error unless files in a directory may be given to a container. The text
 // continues "it …".
