@@ -3,19 +3,15 @@ package image
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-)
 
-// resolve holds the flags for every look-up in an image: nothing leads out of the root or to
-// another mount, and the kernel follows no link, not even a magic one (see Root.follow).
-const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
+)
 
 // Limits of one look-up. The kernel follows 40 links too, but each of them may have 2,000
 // components of its own. maxWalked bounds the components that the kernel walks for all look-ups in
@@ -29,13 +25,8 @@ const (
 var (
 	// errTooManyLinks means that a look-up reached its limits.
 	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through, or too many for all names together", maxLinks, maxComponents)
-	// errNotRegular means that a name is a FIFO, a device node, a socket or a directory, but a file
-	// is needed (T09).
-	errNotRegular = errors.New("not a regular file")
 	// errHost means that the root is the host's.
 	errHost = errors.New("the root file system is the host's own: it gets the driver's directory only")
-	// errTooLarge means that a regular file is larger than the caller's limit (T10).
-	errTooLarge = errors.New("file too large")
 )
 
 // Root is an open root file system of a container.
@@ -71,9 +62,9 @@ func (r *Root) notedAny(err error) error {
 // Open opens the directory dir, a host path that the caller (never an image) chose, as a root file
 // system.
 func Open(dir string) (*Root, error) {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := openat.Root(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open root file system: %w", &os.PathError{Op: "open", Path: dir, Err: err})
+		return nil, fmt.Errorf("open root file system: %w", err)
 	}
 	return &Root{f: os.NewFile(uintptr(fd), dir)}, nil
 }
@@ -189,19 +180,10 @@ func (r *Root) lookup(name string) (f found, err error) {
 }
 
 // open opens an absolute path without links as an O_PATH descriptor, which the caller closes. With
-// O_NOFOLLOW, the last component may be a link.
+// O_NOFOLLOW, the last component may be a link. The kernel follows none (see Root.follow).
 func (r *Root) open(real string, flags uint64) (int, error) {
-	name := strings.TrimPrefix(real, "/")
-	if name == "" {
-		name = "."
-	}
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve}
-	for {
-		fd, err := unix.Openat2(int(r.f.Fd()), name, &how)
-		if err != unix.EINTR { // a FUSE file system may return it
-			return fd, r.noted(err)
-		}
-	}
+	fd, err := openat.Open(int(r.f.Fd()), real, flags, openat.OneMount)
+	return fd, r.noted(err)
 }
 
 // follow resolves the links of a path, component by component, and lists the paths of the links. A
@@ -255,53 +237,44 @@ func (r *Root) readLink(real string) (target string, isLink bool) {
 // openFile opens the regular file name, of at most limit bytes, for reading and returns its size.
 func (r *Root) openFile(name string, limit int64) (*os.File, int64, error) {
 	at, err := r.lookup(name)
-	defer at.close()
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, 0, err
-	case !at.is(unix.S_IFREG):
-		return nil, 0, &os.PathError{Op: "open", Path: name, Err: errNotRegular}
-	case at.stat.Size > limit:
-		return nil, 0, &os.PathError{Op: "open", Path: name, Err: errTooLarge}
 	}
-	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(at.fd), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	return f, at.stat.Size, r.noted(err)
+	defer at.close()
+	f, err := openat.Reader(at.fd, &at.stat, limit)
+	return f, at.stat.Size, r.named(name, err)
 }
 
 func (r *Root) readFile(name string, limit int64) ([]byte, error) {
-	f, size, err := r.openFile(name, limit)
+	at, err := r.lookup(name)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	buf := make([]byte, size)
-	n, err := io.ReadFull(f, buf)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
-		return nil, r.noted(err)
-	}
-	return buf[:n], nil
+	defer at.close()
+	data, err := openat.Read(at.fd, &at.stat, limit)
+	return data, r.named(name, err)
 }
 
 // readDir returns the names in the directory name, unsorted. More than limit names are an error, so
 // that no image can make the shim read for long.
 func (r *Root) readDir(name string, limit int) ([]string, error) {
 	at, err := r.lookup(name)
-	defer at.close()
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Openat(at.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: name, Err: r.noted(err)}
+	defer at.close()
+	names, err := openat.ReadDir(at.fd, limit)
+	return names, r.named(name, err)
+}
+
+// named is noted, and gives the error of an open file its name in the image.
+func (r *Root) named(name string, err error) error {
+	if err == nil {
+		return nil
 	}
-	f := os.NewFile(uintptr(fd), name)
-	defer f.Close()
-	names, err := f.Readdirnames(limit + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, r.noted(err)
+	_ = r.noted(err)
+	if path := new(os.PathError); errors.As(err, &path) {
+		err = path.Err
 	}
-	if len(names) > limit {
-		return nil, fmt.Errorf("directory %q has more than %d entries", name, limit)
-	}
-	return names, nil
+	return &os.PathError{Op: "read", Path: name, Err: err}
 }

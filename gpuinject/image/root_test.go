@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
@@ -270,8 +272,8 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 			root := openRoot(t, dir)
 			start := testtree.ProcessorTime(t)
 			if opened(t, name, func() {
-				if _, err := root.readFile("/f", 1<<20); !errors.Is(err, errNotRegular) || root.IsFile("/f") {
-					t.Errorf("read: %v, want errNotRegular", err)
+				if _, err := root.readFile("/f", 1<<20); !errors.Is(err, openat.ErrNotRegular) || root.IsFile("/f") {
+					t.Errorf("read: %v, want ErrNotRegular", err)
 				}
 				if _, err := root.readDir("/f", 10); err == nil && kind != "a directory" {
 					t.Error("it was listed")
@@ -301,8 +303,8 @@ func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	i := newImage(t)
 	sparse(t, i.path("etc/big"), 1<<40)
 	start := testtree.ProcessorTime(t)
-	if _, err := i.readFile("/etc/big", 4<<20); !errors.Is(err, errTooLarge) {
-		t.Errorf("%v, want errTooLarge", err)
+	if _, err := i.readFile("/etc/big", 4<<20); !errors.Is(err, openat.ErrTooLarge) {
+		t.Errorf("%v, want ErrTooLarge", err)
 	}
 	// Comparing with what is there must not read it either.
 	check(t, i.WriteFile("/etc/big", []byte("small")))
@@ -313,8 +315,8 @@ func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	if data, err := i.readFile("/etc/exact", 5); err != nil || string(data) != "12345" {
 		t.Errorf("%q, %v", data, err)
 	}
-	if _, err := i.readFile("/etc/exact", 4); !errors.Is(err, errTooLarge) {
-		t.Errorf("%v, want errTooLarge", err)
+	if _, err := i.readFile("/etc/exact", 4); !errors.Is(err, openat.ErrTooLarge) {
+		t.Errorf("%v, want ErrTooLarge", err)
 	}
 	if names, err := i.readDir("/etc", 2); err != nil || len(names) != 2 {
 		t.Errorf("%q, %v", names, err)
