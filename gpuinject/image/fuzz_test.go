@@ -2,8 +2,10 @@ package image
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,8 +37,19 @@ func FuzzLookup(f *testing.F) {
 				_ = dir.MkdirAll(link, 0o755)
 			}
 		}
-		got, err := i.lookup(name)
+		clean := path.Clean("/" + name)
+		got, err := i.lookup(clean)
 		defer got.close()
+		// Nothing else is found once the directory is open, and once the name has been looked up.
+		i.directory(path.Dir(clean))
+		for range 2 {
+			again, againErr := i.see(name)
+			if again.path != got.path || !slices.Equal(again.links, got.links) || again.stat.Ino != got.stat.Ino || fmt.Sprint(againErr) != fmt.Sprint(err) {
+				if !errors.Is(err, errTooManyLinks) {
+					t.Fatalf("%q: %+v, %v; first %+v, %v", name, again, againErr, got, err)
+				}
+			}
+		}
 		if _, err := i.readFile(name, 100); err == nil {
 			t.Fatalf("%q is a file: the image has none", name)
 		}

@@ -3,6 +3,7 @@ package image
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -29,11 +30,42 @@ var (
 	errHost = errors.New("the root file system is the host's own: it gets the driver's directory only")
 )
 
-// Root is an open root file system of a container.
+// Root is an open root file system of a container. Names are looked up once: what was found is kept
+// until this process changes the image.
 type Root struct {
 	f      *os.File
 	failed error
 	walked int // see maxWalked
+
+	seen  map[string]seen       // look-ups, by name
+	links map[string]link       // by path without links above it
+	dirs  map[string]*directory // the directories of the names that a plan asks for, open
+	made  map[string]found      // the directories in which something was made, open
+	other bool                  // the root is known not to be the host's
+}
+
+// maxSeen bounds the look-ups that are kept. The names of a container's mounts can be many more.
+const maxSeen = 1024
+
+// seen is what a look-up found, without a descriptor.
+type seen struct {
+	found
+	err error
+}
+
+// link is what readLink found: err is for a path that is absent or cannot be opened.
+type link struct {
+	text string
+	is   bool
+	err  error
+}
+
+// directory is a directory of the image, or the error of its look-up. why says why nothing can be
+// made in it; it is not known before checked is true.
+type directory struct {
+	found
+	err, why error
+	checked  bool
 }
 
 // Err returns the error of the first read that failed because this host has run out of memory or
@@ -70,17 +102,29 @@ func Open(dir string) (*Root, error) {
 }
 
 // Close releases the root.
-func (r *Root) Close() error { return r.f.Close() }
+func (r *Root) Close() error {
+	for _, d := range r.dirs {
+		d.close()
+	}
+	for _, d := range r.made {
+		d.close()
+	}
+	return r.f.Close()
+}
 
 // IsHost reports whether the root is the root directory of this process itself, as in
 // `ctr run --rootfs /`. Nothing may be written there.
 func (r *Root) IsHost() bool {
+	if r.other {
+		return false
+	}
 	var a, b unix.Stat_t
 	err := r.notedAny(unix.Fstat(int(r.f.Fd()), &a))
 	if err == nil {
 		err = r.notedAny(unix.Stat("/", &b))
 	}
-	return err != nil || a.Dev == b.Dev && a.Ino == b.Ino
+	r.other = !(err != nil || a.Dev == b.Dev && a.Ino == b.Ino)
+	return !r.other
 }
 
 // CheckMountPoint returns why a runtime cannot make name a mount point, or must not, because it
@@ -89,8 +133,7 @@ func (r *Root) CheckMountPoint(name string) error {
 	if r.IsHost() {
 		return errHost
 	}
-	f, err := r.lookup(name)
-	f.close()
+	_, err := r.see(name)
 	if errors.Is(err, unix.EXDEV) {
 		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
 	}
@@ -102,8 +145,7 @@ func (r *Root) CheckMountPoint(name string) error {
 
 // CanBeThere returns nil if name is in the image or can be made, otherwise why not.
 func (r *Root) CanBeThere(name string) error {
-	f, err := r.lookup(name)
-	f.close()
+	f, err := r.see(name)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return r.checkDirectory(path.Dir(f.path))
@@ -126,18 +168,16 @@ func (r *Root) Target(name string) (string, error) {
 
 // Way returns the paths of the links that a runtime follows to make name, and Target's answer.
 func (r *Root) Way(name string) ([]string, error) {
-	f, err := r.lookup(name)
-	f.close()
+	f, err := r.see(name)
 	if errors.Is(err, errTooManyLinks) {
 		return nil, fmt.Errorf("%.256q of the image: %w", name, errTooManyLinks)
 	}
-	return append(f.links, f.path), nil
+	return append(slices.Clip(f.links), f.path), nil
 }
 
 // IsFile reports whether name resolves to a regular file inside the root.
 func (r *Root) IsFile(name string) bool {
-	f, err := r.lookup(name)
-	f.close()
+	f, err := r.see(name)
 	return err == nil && f.is(unix.S_IFREG)
 }
 
@@ -157,16 +197,92 @@ func (f *found) close() {
 	}
 }
 
+// see returns what name resolves to, like lookup, but without a descriptor.
+func (r *Root) see(name string) (found, error) {
+	name = path.Clean("/" + name)
+	if s, ok := r.seen[name]; ok {
+		return s.found, s.err
+	}
+	f, err := r.examine(name)
+	f.close()
+	f.fd = -1
+	if r.seen == nil {
+		r.seen = map[string]seen{}
+	}
+	if len(r.seen) < maxSeen {
+		r.seen[name] = seen{f, err}
+	}
+	return f, err
+}
+
+// examine is lookup for a clean name. If the directory of the name is open, one system call shows
+// that nothing is there, or the text of a link.
+func (r *Root) examine(name string) (f found, err error) {
+	d, ok := r.dirs[path.Dir(name)]
+	if !ok || name == "/" || d.err == nil && !d.is(unix.S_IFDIR) {
+		return r.lookup(name)
+	}
+	base := path.Base(name)
+	f = found{path: path.Join(d.path, base), links: d.links, fd: -1}
+	var pathErr *os.PathError
+	if errors.As(d.err, &pathErr) {
+		return f, &os.PathError{Op: "look up", Path: name, Err: pathErr.Err}
+	}
+	l := r.readLinkIn(d.fd, base, f.path)
+	switch {
+	case l.err != nil:
+		return f, &os.PathError{Op: "look up", Path: name, Err: l.err}
+	case l.is:
+		return r.lookupLinks(name)
+	}
+	return r.lookup(name)
+}
+
+// directory returns the directory name and keeps it open. It is for names of which a plan has few.
+func (r *Root) directory(name string) *directory {
+	if d, ok := r.dirs[name]; ok {
+		return d
+	}
+	f, err := r.lookup(name)
+	if r.dirs == nil {
+		r.dirs = map[string]*directory{}
+	}
+	r.dirs[name] = &directory{found: f, err: err}
+	return r.dirs[name]
+}
+
+// changed forgets what was found out about a path at which this process has made something.
+func (r *Root) changed(real string) {
+	clear(r.seen)
+	maps.DeleteFunc(r.links, func(at string, _ link) bool { return at == real || strings.HasPrefix(at, real+"/") })
+	maps.DeleteFunc(r.dirs, func(_ string, d *directory) bool { return d.err != nil })
+}
+
 // lookup opens what name resolves to. If the error is not errTooManyLinks, the path is where name
 // would be made.
 func (r *Root) lookup(name string) (f found, err error) {
 	f.path = path.Clean("/" + name)
 	f.fd, err = r.open(f.path, 0)
 	if errors.Is(err, unix.ELOOP) {
-		if f.path, f.links, err = r.follow(f.path); err == nil {
+		return r.lookupLinks(name)
+	}
+	return r.examined(f, name, err)
+}
+
+// lookupLinks is lookup for a name on whose way links are.
+func (r *Root) lookupLinks(name string) (f found, err error) {
+	f.fd = -1
+	f.path, f.links, err = r.follow(path.Clean("/" + name))
+	if err == nil {
+		if err = r.links[f.path].err; err == nil {
 			f.fd, err = r.open(f.path, 0)
 		}
 	}
+	return r.examined(f, name, err)
+}
+
+// examined returns the result of a look-up, with the state of an open file.
+func (r *Root) examined(f found, name string, err error) (found, error) {
 	if err == nil {
 		if err = r.notedAny(unix.Fstat(f.fd, &f.stat)); err != nil {
 			f.close()
@@ -221,24 +337,54 @@ func components(name string) []string {
 
 // readLink returns the text of the symbolic link real, a path without links above it.
 func (r *Root) readLink(real string) (target string, isLink bool) {
+	if l, ok := r.links[real]; ok {
+		return l.text, l.is
+	}
+	if above := r.links[path.Dir(real)].err; above != nil {
+		r.keepLink(real, link{err: above})
+		return "", false
+	}
 	fd, err := r.open(real, unix.O_NOFOLLOW)
 	if err != nil {
+		r.keepLink(real, link{err: err})
 		return "", false
 	}
 	defer unix.Close(fd)
+	l := r.readLinkIn(fd, "", real)
+	return l.text, l.is
+}
+
+// readLinkIn reads the link name in the directory dir, or dir itself if name is empty. real is its
+// path. The kernel follows nothing for readlink(2), and a mount over name is not a link.
+func (r *Root) readLinkIn(dir int, name, real string) (l link) {
 	buf := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(fd, "", buf) // an error for all but links
-	if r.noted(err) != nil {
-		return "", false
+	n, err := unix.Readlinkat(dir, name, buf)
+	switch {
+	case err == nil:
+		l = link{text: string(buf[:n]), is: true}
+	case errors.Is(err, unix.EINVAL) || name == "": // something else
+		_ = r.noted(err)
+	default:
+		l.err = r.noted(err)
 	}
-	return string(buf[:n]), true
+	r.keepLink(real, l)
+	return l
+}
+
+func (r *Root) keepLink(real string, l link) {
+	if r.links == nil {
+		r.links = map[string]link{}
+	}
+	if len(r.links) < maxSeen {
+		r.links[real] = l
+	}
 }
 
 // openFile opens the regular file name, of at most limit bytes, for reading and returns its size.
-func (r *Root) openFile(name string, limit int64) (*os.File, int64, error) {
+func (r *Root) openFile(name string, limit int64) (openat.File, int64, error) {
 	at, err := r.lookup(name)
 	if err != nil {
-		return nil, 0, err
+		return openat.File{}, 0, err
 	}
 	defer at.close()
 	f, err := openat.Reader(at.fd, &at.stat, limit)

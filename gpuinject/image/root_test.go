@@ -41,6 +41,15 @@ func newImage(t testing.TB) *testImage {
 	return i
 }
 
+// reopen opens the root again, as for the next container: nothing is known about it.
+func (i *testImage) reopen() {
+	i.t.Helper()
+	check(i.t, i.Close())
+	root, err := Open(i.dir)
+	check(i.t, err)
+	*i.Root = *root
+}
+
 func (i *testImage) path(name string) string    { return filepath.Join(i.dir, name) }
 func (i *testImage) write(name, content string) { i.t.Helper(); write(i.t, i.path(name), content) }
 func (i *testImage) link(target, name string)   { i.t.Helper(); symlink(i.t, target, i.path(name)) }
@@ -433,6 +442,7 @@ func TestANameThatIsExchangedAllTheTimeNeverLeadsOut(t *testing.T) {
 			defer stop()
 			done := 0
 			for n := range 300 {
+				i.reopen()
 				data, err := i.readFile("/etc/dir/secret", 1<<20)
 				if err == nil {
 					done++
@@ -494,6 +504,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 	}
 	before := count()
 	for n := range 50 {
+		i.reopen()
 		for _, name := range []string{"/etc/f", "/etc", "/none", "/etc/l", "/etc/loop", "/etc/f/x", "/n" + strconv.Itoa(n) + "/x"} {
 			_, _ = i.readFile(name, 10)
 			_, _ = i.readDir(name, 10)
@@ -503,6 +514,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 		}
 		_ = i.Inspect("580.95.05")
 	}
+	i.reopen()
 	if after := count(); after > before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}

@@ -19,8 +19,7 @@ import (
 
 // CanWriteFile returns nil if WriteFile can make name a file, otherwise why not.
 func (r *Root) CanWriteFile(name string) error {
-	f, err := r.lookup(name)
-	f.close()
+	f, err := r.see(name)
 	if err == nil && f.is(unix.S_IFDIR) {
 		return &os.PathError{Op: "write", Path: name, Err: unix.EISDIR}
 	}
@@ -39,10 +38,10 @@ func (r *Root) WriteFile(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer dir.close()
 	if err := dir.replaceFile(path.Base(name), data); err != nil {
 		return fmt.Errorf("write %s in the image: %w", name, err)
 	}
+	r.changed(path.Join(dir.path, path.Base(name)))
 	return nil
 }
 
@@ -56,15 +55,14 @@ func (r *Root) CanMakeLink(name, own string) error {
 	if err != nil {
 		return err
 	}
-	fd, err := r.open(place, unix.O_NOFOLLOW)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		unix.Close(fd)
-		if _, ok := r.ownLink(name, own); ok {
+	if _, isLink := r.readLink(place); isLink {
+		if r.isOwnLink(place, own) {
 			return nil
 		}
+		err = fs.ErrExist
+	} else if err = r.links[place].err; errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err == nil {
 		err = fs.ErrExist
 	}
 	return &os.PathError{Op: "symlink", Path: name, Err: err}
@@ -79,20 +77,23 @@ func (r *Root) MakeLink(name, target, own string) error {
 	if err != nil {
 		return err
 	}
-	defer dir.close()
 	base := path.Base(name)
-	if old, ok := r.ownLink(name, own); ok {
-		if old == target {
-			return nil
+	place := path.Join(dir.path, base)
+	if err = dir.symlink(base, target); errors.Is(err, fs.ErrExist) {
+		old := r.readLinkIn(dir.fd, base, place)
+		if old.is && r.isOwnLink(place, own) {
+			if old.text == target {
+				return nil
+			}
+			if err = unix.Unlinkat(dir.fd, base, 0); err == nil {
+				err = dir.symlink(base, target)
+			}
 		}
-		err = unix.Unlinkat(dir.fd, base, 0)
-	}
-	if err == nil {
-		err = dir.symlink(base, target)
 	}
 	if err != nil {
 		return &os.PathError{Op: "symlink", Path: name, Err: err}
 	}
+	r.changed(place)
 	return nil
 }
 
@@ -100,76 +101,94 @@ func (r *Root) MakeLink(name, target, own string) error {
 // are followed, while name itself may be a link.
 func (r *Root) Place(name string) (string, error) {
 	name = path.Clean("/" + name)
-	dir, err := r.Target(path.Dir(name))
-	return path.Join(dir, path.Base(name)), err
+	dir := path.Dir(name)
+	d := r.directory(dir)
+	if errors.Is(d.err, errTooManyLinks) {
+		return path.Join("", path.Base(name)), fmt.Errorf("%.256q of the image: %w", dir, errTooManyLinks)
+	}
+	return path.Join(d.path, path.Base(name)), nil
 }
 
-// ownLink returns the text of the link name, and whether it is a link into the directory own.
-func (r *Root) ownLink(name, own string) (text string, ok bool) {
-	place, _ := r.Place(name)
-	text, isLink := r.readLink(place)
-	if !isLink {
-		return "", false
-	}
-	target, err := r.Target(name)
-	return text, err == nil && strings.HasPrefix(target, own+"/")
+// isOwnLink reports whether the link at a path leads into the directory own.
+func (r *Root) isOwnLink(place, own string) bool {
+	target, _, err := r.follow(place)
+	return err == nil && strings.HasPrefix(target, own+"/")
 }
 
 // checkDirectory returns why nothing can be made in the directory name of the image: it, or the
 // nearest existing one above it, is not a directory, a dangling link (such as /etc -> /proc/1/root,
 // attack T06), on another mount, immutable (chattr +i), or on a read-only file system.
 func (r *Root) checkDirectory(name string) error {
-	dir, err := r.lookup(name)
-	defer dir.close()
-	if errors.Is(err, fs.ErrNotExist) {
+	d := r.directory(name)
+	if errors.Is(d.err, fs.ErrNotExist) {
 		place, _ := r.Place(name)
 		if _, isLink := r.readLink(place); isLink {
 			return &os.PathError{Op: "mkdir", Path: name, Err: fs.ErrExist}
 		}
 		return r.checkDirectory(path.Dir(name))
 	}
-	if err != nil {
-		return err
+	if d.err != nil {
+		return d.err
 	}
-	var system unix.Statfs_t
-	var attributes unix.Statx_t
-	if err = r.notedAny(unix.Fstatfs(dir.fd, &system)); err == nil {
-		err = r.notedAny(unix.Statx(dir.fd, "", unix.AT_EMPTY_PATH, 0, &attributes))
+	if !d.checked {
+		d.checked, d.why = true, r.whyNotWritable(d.found)
 	}
-	switch {
-	case !dir.is(unix.S_IFDIR):
-		err = unix.ENOTDIR
-	case err == nil && system.Flags&unix.ST_RDONLY != 0:
-		err = unix.EROFS
-	case err == nil && attributes.Attributes&unix.STATX_ATTR_IMMUTABLE != 0:
-		err = unix.EPERM
-	}
-	if err != nil {
-		return &os.PathError{Op: "open", Path: name, Err: err}
+	if d.why != nil {
+		return &os.PathError{Op: "open", Path: name, Err: d.why}
 	}
 	return nil
 }
 
+// whyNotWritable returns why nothing can be made in a directory.
+func (r *Root) whyNotWritable(dir found) error {
+	var system unix.Statfs_t
+	var attributes unix.Statx_t
+	err := r.notedAny(unix.Fstatfs(dir.fd, &system))
+	if err == nil {
+		err = r.notedAny(unix.Statx(dir.fd, "", unix.AT_EMPTY_PATH, 0, &attributes))
+	}
+	switch {
+	case !dir.is(unix.S_IFDIR):
+		return unix.ENOTDIR
+	case err == nil && system.Flags&unix.ST_RDONLY != 0:
+		return unix.EROFS
+	case err == nil && attributes.Attributes&unix.STATX_ATTR_IMMUTABLE != 0:
+		return unix.EPERM
+	}
+	return err
+}
+
 // makeDirectory opens the directory name, after making it and the directories above it if they are
-// missing.
+// missing. It stays open until the root is closed. The directories of a plan are opened again: a
+// mount may be there by now.
 func (r *Root) makeDirectory(name string) (found, error) {
+	if dir, ok := r.made[name]; ok {
+		return dir, nil
+	}
 	dir, err := r.lookup(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		above, aboveErr := r.makeDirectory(path.Dir(name))
 		if aboveErr != nil {
 			return above, aboveErr
 		}
-		defer above.close()
 		if err = above.mkdir(path.Base(name)); err != nil {
 			return dir, &os.PathError{Op: "mkdir", Path: name, Err: err}
 		}
+		r.changed(path.Join(above.path, path.Base(name)))
 		dir, err = r.lookup(name)
 	}
 	if err == nil && !dir.is(unix.S_IFDIR) {
 		dir.close()
-		return dir, &os.PathError{Op: "open", Path: name, Err: unix.ENOTDIR}
+		err = &os.PathError{Op: "open", Path: name, Err: unix.ENOTDIR}
 	}
-	return dir, err
+	if err != nil {
+		return dir, err
+	}
+	if r.made == nil {
+		r.made = map[string]found{}
+	}
+	r.made[name] = dir
+	return dir, nil
 }
 
 // mkdir makes a directory base in f that every user of the container can read, whatever
@@ -183,7 +202,7 @@ func (f *found) mkdir(base string) error {
 
 // symlink makes a link base in f.
 func (f *found) symlink(base, target string) error {
-	if err := unix.Symlinkat(target, f.fd, base); err != nil {
+	if err := unix.Symlinkat(target, f.fd, base); err != nil || f.isOurs() {
 		return err
 	}
 	return f.adoptName(base, unix.O_PATH, unix.S_IFLNK|0o777, 0)
@@ -202,19 +221,19 @@ func (f *found) replaceFile(base string, data []byte) (err error) {
 }
 
 func (f *found) writeAndRename(base string, data []byte) error {
-	// Remove what a killed shim or the image may have left under this name.
 	temporary := "." + base + ".nvidia-shim"
-	_ = unix.Unlinkat(f.fd, temporary, 0)
 	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EEXIST) { // a killed shim or the image may have left it
+		_ = unix.Unlinkat(f.fd, temporary, 0)
+	}
 	if err != nil {
 		return err
 	}
-	file := os.NewFile(uintptr(fd), base)
-	_, err = file.Write(data)
+	err = writeAll(fd, data)
 	if err == nil {
 		err = f.adopt(fd, unix.S_IFREG, 0o644)
 	}
-	if cerr := file.Close(); err == nil {
+	if cerr := unix.Close(fd); err == nil {
 		err = cerr
 	}
 	if err == nil {
@@ -224,6 +243,22 @@ func (f *found) writeAndRename(base string, data []byte) error {
 		_ = unix.Unlinkat(f.fd, temporary, 0)
 	}
 	return err
+}
+
+// isOurs reports whether f has the owner that this process gives a new file.
+func (f *found) isOurs() bool {
+	return int(f.stat.Uid) == os.Geteuid() && int(f.stat.Gid) == os.Getegid()
+}
+
+func writeAll(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		data = data[max(n, 0):]
+	}
+	return nil
 }
 
 // adoptName calls adopt for a name in f.

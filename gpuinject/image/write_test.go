@@ -43,7 +43,6 @@ func TestOnlyWhatWasJustMadeChangesItsOwner(t *testing.T) {
 	i := newImage(t)
 	dir, err := i.makeDirectory("/shared")
 	check(t, err)
-	defer dir.close()
 	dir.stat.Uid, dir.stat.Gid = 100000, 100001
 	i.write("shared/secret", "root's")
 	check(t, os.Chmod(i.path("shared/secret"), 0o600))
@@ -82,6 +81,7 @@ func TestExchangedNamesGiveNothingOfRootsAway(t *testing.T) {
 			var before, after unix.Stat_t
 			check(t, unix.Lstat(secret, &before))
 			for range 500 {
+				i.reopen()
 				stop := flip(t, made, secret)
 				_ = i.MakeLink(link, target, own)
 				stop()

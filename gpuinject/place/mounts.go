@@ -188,11 +188,11 @@ func isOwnMount(c Container, m specs.Mount) bool {
 // put there. Nothing may be created in one of the container's own volumes or in a directory of the
 // host; the loader finds the driver without it.
 func freePlace(r RootFS, dest string, log *verdict.Log) (at string, free bool, err error) {
+	at, _ = r.Place(dest) // first: it opens the directory, and the rest takes one system call
 	way, err := r.Way(dest)
 	if err != nil {
 		return "", false, verdict.Invalid("%w", err)
 	}
-	at, _ = r.Place(dest)
 	if m, covered := r.Covering(way...); covered {
 		log.Note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
 		return at, false, nil

@@ -72,15 +72,41 @@ func Path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // Reader opens the regular file of a descriptor for reading. The error is ErrNotRegular, ErrTooLarge
 // if it has more than maxSize bytes, or that of the file's host.
-func Reader(fd int, st *unix.Stat_t, maxSize int64) (*os.File, error) {
+func Reader(fd int, st *unix.Stat_t, maxSize int64) (File, error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return nil, ErrNotRegular
+		return File{}, ErrNotRegular
 	case st.Size > maxSize:
-		return nil, fmt.Errorf("%w %d bytes", ErrTooLarge, maxSize)
+		return File{}, fmt.Errorf("%w %d bytes", ErrTooLarge, maxSize)
 	}
-	return os.OpenFile(Path(fd), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	at, err := unix.Open(Path(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return File{}, &os.PathError{Op: "open", Path: Path(fd), Err: err}
+	}
+	return File{at}, nil
 }
+
+// File is an open regular file. An os.File would try to wait for it with epoll(7).
+type File struct{ fd int }
+
+// ReadAt implements io.ReaderAt.
+func (f File) ReadAt(p []byte, off int64) (n int, err error) {
+	for n < len(p) && err == nil {
+		var m int
+		m, err = unix.Pread(f.fd, p[n:], off+int64(n))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			err = nil
+		case err == nil && m == 0:
+			err = io.EOF
+		}
+		n += max(m, 0)
+	}
+	return n, err
+}
+
+// Close releases the file.
+func (f File) Close() error { return unix.Close(f.fd) }
 
 // Read returns the bytes that the file had when st was read, or fewer if it shrank. Errors are those
 // of Reader.
@@ -91,8 +117,8 @@ func Read(fd int, st *unix.Stat_t, maxSize int64) ([]byte, error) {
 	}
 	defer f.Close()
 	data := make([]byte, st.Size)
-	n, err := io.ReadFull(f, data)
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	n, err := f.ReadAt(data, 0)
+	if errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return data[:n], err
