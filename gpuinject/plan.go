@@ -69,7 +69,8 @@ type Plan struct {
 	SuspendsGPU bool `json:"suspends_gpu,omitempty"`
 	// Ignored lists requests that are ignored, although the container gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
-	// Warnings say what the container gets less than its request names, through a fault of the host.
+	// Warnings say what the container gets less than its request names through a fault of the host,
+	// and why the driver may not work in it.
 	Warnings []string `json:"warnings,omitempty"`
 	// Audit is what kubernetes = "enforce" would have refused, if the mode is "audit".
 	Audit     string             `json:"audit,omitempty"`

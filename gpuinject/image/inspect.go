@@ -4,6 +4,8 @@ import (
 	"errors"
 	"path"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
@@ -86,6 +88,26 @@ func (r *Root) findGlibc(a ldcache.ABI, dirs []string) string {
 		}
 	}
 	return ""
+}
+
+// Libraries returns those of the names that are libraries for this machine's 64-bit ABI in the
+// directory dir, or links to one, but at most limit: each is opened.
+func (r *Root) Libraries(dir string, names []string, limit int) (list []string) {
+	at, err := r.lookup(dir)
+	defer at.close()
+	if err != nil {
+		return nil
+	}
+	for _, name := range names {
+		var st unix.Stat_t
+		if len(list) == limit || unix.Fstatat(at.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue
+		}
+		if lib, err := r.readELF(path.Join(dir, name)); err == nil && ldcache.ABI64.Matches(lib) {
+			list = append(list, name)
+		}
+	}
+	return list
 }
 
 func (r *Root) readELF(name string) (ldcache.ELF, error) {

@@ -42,6 +42,7 @@ func Files(c Container, root RootFS, g Given, compatDriver string) (Changes, err
 		return Add(err, linker, view)
 	}
 	beside := filesBeside(root, img, g.Files, linker.Linker.Cache == hidden, &view.Log)
+	view.Log.Join(warnOfForeign(c, root, img, g.Files, beside))
 	made, own := filesInBundle(c, g)
 	placed, err := place(root, viewAt, view.View.Root, append(beside, made...))
 	var sockets, nodes Changes
@@ -76,8 +77,8 @@ func inspect(compatDriver string, root RootFS, compute bool) (img image.Image, c
 	if img.LibC != "" && covered {
 		ch.Linker.Cache = hidden
 		ch.Note("the container mounts %s over %s: the driver's libraries are in %s as well", request.Quote(m.Destination), img.LoaderPath(), img.LibDir)
-		for _, level := range []string{"x86-64-v2", "x86-64-v3", "x86-64-v4"} {
-			if name := path.Join(img.LibDir, "glibc-hwcaps", level, "libcuda.so.1"); root.IsFile(name) {
+		for _, level := range hwcaps {
+			if name := path.Join(img.LibDir, level, "libcuda.so.1"); root.IsFile(name) {
 				ch.Note("the loader may prefer %s of the image to the driver's", name)
 			}
 		}

@@ -11,7 +11,8 @@ type Log struct {
 	Notes     []string
 	// Ignored lists requests that are ignored, although the container gets its GPUs.
 	Ignored []string
-	// Warnings say what the container gets less than its request names, through a fault of the host.
+	// Warnings say what the container gets less than its request names through a fault of the host,
+	// and why the driver may not work in it.
 	Warnings []string
 	// Audit lists why kubernetes = "enforce" would have refused the container, if the mode is "audit".
 	Audit []string
@@ -39,7 +40,7 @@ func (l *Log) Note(format string, args ...any) {
 	}
 }
 
-// Warn records a fault of the host that the operator should know.
+// Warn records what the operator should know although the container starts.
 func (l *Log) Warn(format string, args ...any) {
 	l.Warnings = append(l.Warnings, fmt.Sprintf(format, args...))
 }

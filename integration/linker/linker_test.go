@@ -163,6 +163,14 @@ func TestT69ProgramsOfEveryKindOfImageFindTheDriver(t *testing.T) {
 		id := start(t, h, testenv.RunOptions{Image: h.Load(t, "glibc-hwcaps"), Env: []string{"LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"}})
 		simhost.Want(t, h.Sh(t, id, dlopen+"; nvidia-smi -L"), loaded, uuid)
 	})
+	t.Run("with LD_LIBRARY_PATH at a libcuda of the image", func(t *testing.T) {
+		id := start(t, h, testenv.RunOptions{Image: h.Load(t, "glibc-hwcaps"), Env: []string{"LD_LIBRARY_PATH=" + simhost.Multiarch}})
+		simhost.Want(t, h.Sh(t, id, dlopen), fmt.Sprintf("cuDriverGetVersion=%d", images.HostileValue))
+		lines := h.LogLines(id, "warning")
+		if len(lines) == 0 || !strings.Contains(lines[0], "programs load libcuda.so.1 of the image from") || !strings.Contains(lines[0], simhost.Multiarch+"/glibc-hwcaps/") {
+			t.Errorf("warnings %q", lines)
+		}
+	})
 	t.Run("with a read-only root", func(t *testing.T) {
 		for _, image := range []string{"glibc-nocache", "glibc-hwcaps", "musl", "busybox"} {
 			id := start(t, h, testenv.RunOptions{Image: h.Load(t, image), ReadOnly: true})
