@@ -80,6 +80,7 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	}
 	live, nvmlErr := askLive(c, limit)
 	s := status.Join(procfs.Host, h.Inventory, live, nvmlErr, source.Read())
+	s.AddFiles(h)
 	s.AddHealth(cfg.Host.StateDir)
 	return s, nil
 }

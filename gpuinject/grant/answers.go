@@ -62,7 +62,7 @@ func askAll(c Container, h host.Host, environment string, granted bool, named []
 	required := requirementsNeedFacts(c, h)
 	var a answers
 	// Only NVML knows some names of devices.
-	names := len(h.MIG)+len(h.FaultyMIG) > 0 || h.LacksUUIDs()
+	names := len(h.MIG)+len(h.FaultyMIG)+len(h.Faulty) > 0 || h.LacksUUIDs()
 	if names || required {
 		a.kept = facts.Load(c.Config.Host, h)
 	}

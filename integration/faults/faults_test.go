@@ -3,10 +3,13 @@ package faults
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -155,6 +158,54 @@ func shown(t *testing.T, d *sim.Driver, file string) {
 	}
 }
 
+// Each file of the driver in procfs, missing, empty or with garbage: containers with other devices get
+// theirs, and those of the device that the file describes are refused with its name. A file that
+// no one reads changes nothing, and without one of the whole driver nothing starts.
+func TestAnyFileIsBroken(t *testing.T) {
+	d := newDriver(t)
+	ofAll := map[string]bool{"devices": true, "driver/nvidia/version": true}
+	gpus := []string{"0", "1", "2"}
+	migs := []string{d.MIG[brokenMIG].UUID, d.MIG[healthyMIG].UUID}
+	touched := map[string][]string{} // by file: the devices that it describes
+	for i, g := range d.GPUs {
+		touched["driver/nvidia/gpus/"+g.BusID+"/information"] = gpus[i : i+1]
+	}
+	touched["driver/nvidia/gpus/"+d.GPUs[divided].BusID+"/information"] = append(gpus[divided:], migs...)
+	for i, m := range d.MIG {
+		gi := fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d/", d.GPUs[divided].Minor, m.GI)
+		touched[gi+"access"], touched[gi+"ci0/access"] = migs[i:i+1], migs[i:i+1]
+	}
+	tried := 0
+	err := fs.WalkDir(os.DirFS(d.ProcRoot), ".", func(file string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		tried++
+		for how, content := range contents {
+			t.Run(file+" "+how, func(t *testing.T) {
+				spoil(t, filepath.Join(d.ProcRoot, file), content)
+				forget(t, d)
+				for _, id := range slices.Concat(gpus[:divided], migs) {
+					p := ask(t, d, id)
+					switch isTouched := slices.Contains(touched[file], id); {
+					case ofAll[file] || isTouched:
+						if !strings.Contains(p.Error, "/proc/") || isTouched && (!strings.Contains(p.Error, "cannot be used") || !strings.Contains(p.Error, file)) {
+							t.Errorf("%s: %q", id, p.Error)
+						}
+					case p.Error != "" || len(p.GPUs)+len(p.MIG) != 1:
+						t.Errorf("%s: %d GPUs, %d MIG devices, %q", id, len(p.GPUs), len(p.MIG), p.Error)
+					}
+				}
+			})
+		}
+		return nil
+	})
+	testtree.Check(t, err)
+	if tried < 20 || tried < len(touched)+len(ofAll) {
+		t.Errorf("only %d files", tried)
+	}
+}
+
 func TestEveryMIGDeviceOfAGPUIsBroken(t *testing.T) {
 	d := newDriver(t)
 	for _, gi := range []string{"gi5", "gi9"} {
@@ -173,8 +224,9 @@ func TestAllIsRefusedIfConfigured(t *testing.T) {
 	starts(t, d, "0", 1, 0)
 }
 
-// The results of NVML: NVML_ERROR_GPU_IS_LOST, _UNKNOWN and _NOT_SUPPORTED.
-var results = map[string]int{"lost": 15, "unknown": 999, "not supported": 3}
+// The results of NVML: NVML_ERROR_GPU_IS_LOST, _UNKNOWN, _NOT_SUPPORTED, and _FUNCTION_NOT_FOUND, which
+// go-nvml gives for a function that this driver's library lacks.
+var results = map[string]int{"lost": 15, "unknown": 999, "not supported": 3, "missing": 13}
 
 func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
 	d := newDriver(t)
@@ -199,7 +251,7 @@ func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
 				forget(t, d)
 				starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
 				forget(t, d)
-				if call.required[result] {
+				if call.required[result] || result == "missing" && call.required["not supported"] {
 					refused(t, d, "1", "NVIDIA_REQUIRE_ARCH", "GPU 1")
 				} else {
 					starts(t, d, "1", 1, 0)
@@ -226,19 +278,38 @@ func TestACallOfNVMLFailsForOneMIGDevice(t *testing.T) {
 	}
 }
 
-func TestACallOfNVMLHangsForOneGPU(t *testing.T) {
-	d := newDriver(t)
-	for _, call := range []string{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"} {
-		t.Run(call, func(t *testing.T) {
-			testtree.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.GPUs[broken].UUID, Code: sim.Wait}))
-			forget(t, d)
-			starts(t, d, "0", 1, 0)
-			forget(t, d)
-			starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
-			forget(t, d)
-			refused(t, d, "1", "GPU 1", "hangs")
+// Each call in turn hangs for a GPU, or for a MIG device. The calls wait at once, each on a driver of
+// its own, since a question waits for seconds.
+func TestACallOfNVMLHangs(t *testing.T) {
+	gpu := []string{
+		"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
+		"nvmlDeviceGetBrand", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMigMode",
+	}
+	mig := []string{"nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetName"}
+	var cells sync.WaitGroup
+	cell := func(call string, device func(*sim.Driver) (uuid, id, name string), others func(*testing.T, *sim.Driver)) {
+		d := newDriver(t)
+		uuid, id, name := device(d)
+		cells.Go(func() {
+			t.Run(call+" of "+name, func(t *testing.T) {
+				testtree.Check(t, d.Faults(sim.Fault{Function: call, UUID: uuid, Code: sim.Wait}))
+				starts(t, d, "0", 1, 0)
+				others(t, d)
+				refused(t, d, id, name, "hangs")
+			})
 		})
 	}
+	for _, call := range gpu {
+		cell(call, func(d *sim.Driver) (uuid, id, name string) { return d.GPUs[broken].UUID, "1", "GPU 1" },
+			func(t *testing.T, d *sim.Driver) { starts(t, d, d.MIG[healthyMIG].UUID, 0, 1) })
+	}
+	for _, call := range mig {
+		cell(call, func(d *sim.Driver) (uuid, id, name string) {
+			return d.MIG[brokenMIG].UUID, d.MIG[brokenMIG].UUID, "GPU 2"
+		},
+			func(t *testing.T, d *sim.Driver) { starts(t, d, "1", 1, 0) })
+	}
+	cells.Wait()
 }
 
 // With a real containerd: the container of another GPU runs, the faulty one's is refused and leaves
@@ -323,6 +394,11 @@ func TestUserSpaceIsUpgradedUnderTheLoadedModule(t *testing.T) {
 	}
 	if lines := h.LogLines("replaced", "warning"); len(lines) != 1 || !strings.Contains(lines[0], "until the next reboot") || !strings.Contains(lines[0], "999.1.2") {
 		t.Errorf("warnings %q", lines)
+	}
+	for _, command := range []string{"check", "status"} {
+		if out := ctl(t, h.Driver, command); !strings.Contains(out, "999.1.2") || !strings.Contains(out, loaded) || command == "check" && !strings.Contains(out, "reboot") {
+			t.Errorf("%s does not say it: %s", command, out)
+		}
 	}
 	before := h.Snapshot(t, h.State)
 	h.Refused(t, simhost.Visible("0", "NVIDIA_DRIVER_CAPABILITIES=all"), "999.1.2", loaded, "reboot")

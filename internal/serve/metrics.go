@@ -87,6 +87,7 @@ var (
 	buildInfo   = desc("build_info", "Version of the program, always 1.", "version", "revision")
 	up          = desc("driver_up", "1 if the kernel driver is loaded and its GPUs can be listed.")
 	nvmlUp      = desc("nvml_up", "1 if NVML answers.")
+	filesUp     = desc("driver_files_up", "1 if the host has the files of the loaded driver; 0 between an upgrade of its packages and the reboot.")
 	driverInfo  = desc("driver_info", "Version of the driver, always 1.", "driver_version", "cuda_version")
 	gpuInfo     = desc("gpu_info", "A GPU, always 1.", append(gpuLabels, "pci", "model")...)
 	gpuError    = desc("gpu_error", "1 if NVML cannot read the GPU.", gpuLabels...)
@@ -135,6 +136,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	gauge(nvmlUp, flag(s.NVMLError == ""))
+	gauge(filesUp, flag(s.FilesError == ""))
 	gauge(watchedUp, flag(s.HealthError == ""))
 	gauge(driverInfo, 1, s.DriverVersion, s.CUDAVersion)
 	for _, g := range s.GPUs {

@@ -117,7 +117,7 @@ func (f *fixture) want(path string, texts ...string) {
 func TestMetricsOfThePresentState(t *testing.T) {
 	f := newFixture(t)
 	f.want("/metrics",
-		"nvidia_shim_driver_up 1\n", "nvidia_shim_nvml_up 1\n", `nvidia_shim_driver_info{cuda_version="13.0",driver_version="580.1"} 1`,
+		"nvidia_shim_driver_up 1\n", "nvidia_shim_nvml_up 1\n", "nvidia_shim_driver_files_up 1\n", `nvidia_shim_driver_info{cuda_version="13.0",driver_version="580.1"} 1`,
 		`nvidia_shim_gpu_info{gpu="1",model="NVIDIA H200",pci="0000:02:00.0",uuid="GPU-1"} 1`,
 		`nvidia_shim_gpu_memory_used_bytes{gpu="0",uuid="GPU-0"} 4.294967296e+09`, `nvidia_shim_gpu_utilization_ratio{gpu="0",uuid="GPU-0"} 0.25`,
 		`nvidia_shim_gpu_temperature_celsius{gpu="0",uuid="GPU-0"} 41`, `nvidia_shim_gpu_power_watts{gpu="0",uuid="GPU-0"} 118.4`,
@@ -137,6 +137,11 @@ func TestMetricsOfThePresentState(t *testing.T) {
 			t.Errorf("an unknown value is a number: %s", line)
 		}
 	}
+	upgraded := example()
+	upgraded.FilesError = "libcuda.so.580.1 was not found"
+	f.status = func() (*status.Status, error) { return upgraded, nil }
+	f.restart()
+	f.want("/metrics", "nvidia_shim_driver_files_up 0\n", "nvidia_shim_driver_up 1\n")
 	f.status = func() (*status.Status, error) { return nil, errors.New("no NVIDIA driver is loaded") }
 	f.restart()
 	f.want("/metrics", "nvidia_shim_driver_up 0\n", "nvidia_shim_cold_views_total 0\n")

@@ -25,6 +25,9 @@ func (s *Status) Print(o *term.Output) {
 	if s.NVMLError != "" {
 		o.Field("NVML:", 6, term.Yellow, s.NVMLError)
 	}
+	if s.FilesError != "" {
+		o.Field("driver files:", 14, term.Yellow, s.FilesError)
+	}
 	for _, g := range s.GPUs {
 		if g.Error != "" {
 			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, g.Error)

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -24,6 +26,9 @@ type Status struct {
 	CUDAVersion   string    `json:"cuda_version,omitempty"`
 	// NVMLError says why the live state of all or some GPUs is missing.
 	NVMLError string `json:"nvml_error,omitempty"`
+	// FilesError says why the driver's files on this host are not those of the loaded driver, as
+	// between an upgrade of its packages and the reboot.
+	FilesError string `json:"driver_files_error,omitempty"`
 	// HealthError says why the health of the GPUs is not known. It is "" if it is watched.
 	HealthError string      `json:"health_error,omitempty"`
 	GPUs        []GPU       `json:"gpus"`
@@ -156,6 +161,17 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 		s.Containers = append(s.Containers, c)
 	}
 	return s
+}
+
+// AddFiles adds whether the driver's files on the host are those of the loaded driver.
+func (s *Status) AddFiles(h host.Host) {
+	files, err := h.DriverFiles()
+	if err == nil {
+		err = files.Check([]string{config.Utility})
+	}
+	if err != nil {
+		s.FilesError = err.Error()
+	}
 }
 
 // AddHealth adds what the watcher of this host says in its file in the state directory.

@@ -224,9 +224,9 @@ func (inv Inventory) lacksUUID(id string) bool {
 // asks the probe, discovers the inventory again, and calls Select with both.
 func (inv Inventory) NeedsFacts(ids []string, facts Facts) bool {
 	known := inv.WithUUIDs(facts)
-	return slices.ContainsFunc(ids, known.lacksUUID) || len(inv.MIG)+len(inv.FaultyMIG) > 0 && slices.ContainsFunc(ids, func(id string) bool {
+	return slices.ContainsFunc(ids, known.lacksUUID) || len(inv.MIG)+len(inv.FaultyMIG)+len(inv.Faulty) > 0 && slices.ContainsFunc(ids, func(id string) bool {
 		return IsMIG(id) && !isByInstances(id) && !strings.EqualFold(id, "MIG-") &&
-			len(inv.match(id, facts)) == 0 && len(inv.matchFaulty(id, facts)) == 0
+			len(inv.match(id, facts)) == 0 && len(inv.matchFaulty(id, facts)) == 0 && inv.faultyParent(id, facts) == nil
 	})
 }
 
@@ -245,6 +245,9 @@ func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 		return Instance{}, fmt.Errorf("MIG device %.256q is the beginning of %d UUIDs: %s", id, len(found), DescribeMIG(found))
 	case len(faulty) == 1:
 		return Instance{}, &FaultError{ID: id, Device: "MIG device " + faulty[0].Instance.Name(), Reason: faulty[0].Reason}
+	case inv.faultyParent(id, facts) != nil:
+		gpu := inv.faultyParent(id, facts)
+		return Instance{}, &FaultError{ID: id, Device: "a MIG device of " + gpu.String(), Reason: gpu.Reason}
 	case facts.unknown() != "" && !isByInstances(id):
 		return Instance{}, fmt.Errorf("MIG device %.256q: %w: %s", id, ErrFacts, facts.unknown())
 	case len(facts.GPUs) == 0 && facts.Driver == "" && inv.NeedsFacts([]string{id}, facts):
@@ -268,6 +271,24 @@ func (inv Inventory) matchFaulty(id string, facts Facts) []MIGFault {
 		}
 	}
 	return list
+}
+
+// faultyParent returns the faulty GPU of the MIG device that id names, or nil. Its MIG devices are
+// not in the inventory, but NVML may know them.
+func (inv Inventory) faultyParent(id string, facts Facts) *Fault {
+	for _, f := range inv.Faulty {
+		if gpu, _, ok := strings.Cut(id, ":"); ok && isIndex(gpu, f.GPU.Index) {
+			return &f
+		}
+		for _, g := range facts.GPUs {
+			named := isByInstances(id) && hasPrefixFold(id, "MIG-"+g.UUID+"/") ||
+				slices.ContainsFunc(g.Instances, func(in InstanceFacts) bool { return len(id) > len("MIG-") && hasPrefixFold(in.UUID, id) })
+			if named && sameBusID(g.BusID, f.GPU.BusID) {
+				return &f
+			}
+		}
+	}
+	return nil
 }
 
 // isNamed reports whether id names the MIG device: by the beginning of the GPU's UUID and the ids
