@@ -307,22 +307,14 @@ func TestAStaleCDIFile(t *testing.T) {
 	}}.run(t)
 }
 
-// realCDI returns a directory with the specifications that nvidia-ctk 1.20.2 wrote for the simulated
-// host, with the test's paths filled in: see testdata/README.md.
+// realCDI returns a directory with what nvidia-ctk 1.20.2 wrote for the simulated host: its GPUs, GDS
+// and IMEX channels.
 func realCDI(t testing.TB) string {
 	t.Helper()
-	found, _ := filepath.Glob(simulated.Root + "/usr/lib/*/libcuda.so." + simulated.Version)
-	if len(found) == 0 {
-		t.Fatal("the simulated driver has no libcuda")
-	}
-	filledIn := strings.NewReplacer("DEVROOT", simulated.DevRoot, "ROOT", simulated.Root, "VERSION", simulated.Version,
-		"TRIPLE", filepath.Base(filepath.Dir(found[0])))
 	dir := t.TempDir()
 	check(t, os.Chmod(dir, 0o755))
-	for _, name := range []string{"nvidia-ctk-1.20.2.yaml", "nvidia-ctk-1.20.2-gds.yaml", "nvidia-ctk-1.20.2-imex-channel.yaml"} {
-		data, err := os.ReadFile(filepath.Join("testdata", name))
-		check(t, err)
-		writeFile(t, filepath.Join(dir, name), filledIn.Replace(string(data)), 0o644)
+	for _, mode := range []string{"nvml", "gds", "imex-channel"} {
+		ctkSpec(t, simulated, dir, "1.20.2-"+mode+".yaml")
 	}
 	return dir
 }

@@ -42,6 +42,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		o.MIG = append(o.MIG, m)
 		return err
 	})
+	others := flags.Bool("others", false, "with devices of every other kind: IMEX, GDS, MOFED, GDRCopy, NVSwitch")
+	tegra := flags.Bool("tegra", false, "a Tegra: with csv lists in place of procfs")
 	remove := flags.Bool("remove", false, "remove the simulated driver in -dir")
 	upgrade := flags.String("upgrade", "", "install another driver `version` in -dir")
 	if err := flags.Parse(args); err != nil {
@@ -60,7 +62,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return d.Upgrade(*upgrade)
 	}
+	if *others {
+		o.Others = sim.Others{IMEX: 3, GDS: true, MOFED: true, GDRCopy: true, NVSwitch: true}
+	}
 	d, err := sim.Create(ctx, o)
+	if err == nil && *tegra {
+		err = d.BecomeTegra(ctx)
+	}
 	if err != nil {
 		return err
 	}
