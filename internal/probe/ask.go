@@ -60,10 +60,10 @@ func Ask(program func() (path string, err error), start Start, q Questions) Answ
 	}
 	q.Timeout = cmp.Or(q.Timeout, NVMLTimeout)
 	var a Answers
-	if q.Facts || q.Live || q.Pod != nil || q.Suspend != nil || q.Resume != nil || q.Programs != nil {
+	if q.Facts || q.Live || q.Pod != nil || q.Suspend != nil || q.Resume != nil || q.Programs != nil || q.AsksMemory() {
 		var err error
 		if a, err = ask(program, start, q); err != nil {
-			a = Answers{FactsError: err.Error(), LiveError: err.Error(), PodError: err.Error(), MoveError: err.Error(), VersionsError: err.Error()}
+			a = Answers{FactsError: err.Error(), LiveError: err.Error(), PodError: err.Error(), MoveError: err.Error(), VersionsError: err.Error(), MemoryError: err.Error()}
 		}
 	}
 	a.NoKubelet = noKubelet
@@ -112,6 +112,9 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	var stderr firstOutput
 	cmd := command(path, stdin, w, &stderr)
 	cmd.ExtraFiles = []*os.File{theirs} // ReadyFD
+	if q.Cgroup != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, q.Cgroup) // CgroupFD
+	}
 	limit := q.Timeout + grace
 	if q.Pod != nil {
 		limit += KubeletTimeout

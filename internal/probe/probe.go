@@ -2,6 +2,7 @@ package probe
 
 import (
 	"encoding/json"
+	"os"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -63,6 +64,14 @@ type Questions struct {
 	Watch time.Duration `json:"watch,omitempty"`
 	// Programs are paths of programs whose versions are asked for: `<program> --version`.
 	Programs []string `json:"programs,omitempty"`
+	// SetMemory are the memory limits that Cgroup gets, and ReadMemory the UUIDs of the GPUs for which
+	// those that it has are read: see SetMemoryLimits and ReadMemoryLimits.
+	SetMemory  []MemoryLimit `json:"set_memory,omitempty"`
+	ReadMemory []string      `json:"read_memory,omitempty"`
+	// Cgroup is the open directory of a cgroup.
+	Cgroup *os.File `json:"-"`
+	// CgroupPath is where the program finds Cgroup. The program sets it.
+	CgroupPath string `json:"cgroup_path,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
@@ -134,6 +143,11 @@ type Answers struct {
 	// Versions are what Programs printed, in their order.
 	Versions      []string `json:"versions,omitempty"`
 	VersionsError string   `json:"versions_error,omitempty"`
+	// MemoryUse is what each GPU in SetMemory or ReadMemory has and uses, where the driver counts it.
+	// It is nil after an error, whose cause, one of those of SetMemoryLimits, is MemoryCause.
+	MemoryUse   *[]MemoryUse `json:"memory_use,omitempty"`
+	MemoryError string       `json:"memory_error,omitempty"`
+	MemoryCause string       `json:"memory_cause,omitempty"`
 	// NoKubelet is true if the kubelet's socket did not exist for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }
