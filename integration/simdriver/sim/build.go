@@ -105,7 +105,7 @@ func (b *builder) object(ctx context.Context, u unit) (string, error) {
 	}
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%q\n", b.identity, u.args())
-	for _, name := range []string{u.source, "sim.h", "start.h"} {
+	for _, name := range []string{u.source, "sim.h", "start.h", "limits.h"} {
 		data, err := sources.ReadFile("csrc/" + name)
 		if err != nil {
 			return "", err
@@ -170,7 +170,7 @@ func (d *Driver) libraryUnit(l library) unit {
 		u.source = "library.c"
 	case "cuda.c", "nvml.c":
 		gpus, migs := d.tables()
-		u.defines = append(u.defines, fmt.Sprintf("SIM_CUDA=%d", d.cudaVersion()), "SIM_GPUS="+gpus, "SIM_MIGS="+migs)
+		u.defines = append(u.defines, fmt.Sprintf("SIM_CUDA=%d", d.cudaVersion()), fmt.Sprintf("SIM_BRANCH=%d", d.branch()), "SIM_GPUS="+gpus, "SIM_MIGS="+migs)
 	}
 	return u
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // library is one shared object of the driver.
@@ -101,13 +100,18 @@ func (d *Driver) cudaVersion() int {
 		fmt.Sscanf(d.CUDA, "%d.%d", &major, &minor)
 		return major*1000 + minor*10
 	}
-	major, _, _ := strings.Cut(d.Version, ".")
-	return cmp.Or(cudaOfBranch[major], 13000)
+	return cmp.Or(cudaOfBranch[d.branch()], 13000)
+}
+
+// branch is the first number of the version.
+func (d *Driver) branch() (n int) {
+	fmt.Sscanf(d.Version, "%d", &n)
+	return n
 }
 
 // cudaOfBranch are the CUDA versions of driver branches other than 580.
-var cudaOfBranch = map[string]int{
-	"535": 12020, "550": 12040, "560": 12060, "565": 12070, "570": 12080, "575": 12090, "590": 13010,
+var cudaOfBranch = map[int]int{
+	535: 12020, 550: 12040, 560: 12060, 565: 12070, 570: 12080, 575: 12090, 590: 13010, 595: 13020, 610: 13030, 615: 13040,
 }
 
 // dataFile is one file that is not code. The name begins with "share/" or

@@ -18,6 +18,9 @@ import (
 // DefaultVersion is the driver version where Options says none.
 const DefaultVersion = "580.159.04"
 
+// NewestVersion is the newest driver version that is simulated. It has memory limits.
+const NewestVersion = "615.71.09"
+
 // MaxGPUs bounds Options.GPUs.
 const MaxGPUs = 16
 
@@ -143,6 +146,7 @@ func Create(ctx context.Context, o Options) (_ *Driver, err error) {
 	for _, step := range []func() error{
 		func() error { return d.install(ctx) },
 		d.makeNodes,
+		d.makeLimits,
 		d.writeOthers,
 		d.writeProc,
 		d.writeSys,
@@ -212,7 +216,7 @@ func (d *Driver) LoadModule(version string) error {
 		return fmt.Errorf("simulated driver: %q is not a driver version", version)
 	}
 	d.KernelVersion = version
-	for _, step := range []func() error{d.writeProc, d.writeSys, d.save, d.openDirectories} {
+	for _, step := range []func() error{d.makeLimits, d.writeProc, d.writeSys, d.save, d.openDirectories} {
 		if err := step(); err != nil {
 			return fmt.Errorf("simulated driver: module %s: %w", version, err)
 		}
@@ -223,6 +227,9 @@ func (d *Driver) LoadModule(version string) error {
 // Remove unmounts what is mounted below the directory, the shim's views for
 // example, and deletes the directory.
 func (d *Driver) Remove() error {
+	if err := d.closeLimits(); err != nil {
+		return fmt.Errorf("simulated driver: %w", err)
+	}
 	if err := mounts.RemoveAll(d.Dir); err != nil {
 		return fmt.Errorf("simulated driver: %w", err)
 	}

@@ -3,9 +3,12 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 )
 
 // Process is a process that uses a GPU, as NVML lists it.
@@ -96,21 +99,28 @@ func (d *Driver) Raise(list ...Event) error {
 	return err
 }
 
-// recovery has the recovery action of NVML after an Xid: 1 resets the GPU, 2 reboots the node.
-var recovery = map[int]int{48: 1, 62: 1, 64: 1, 79: 2, 95: 1, 119: 1, 120: 1, 140: 1, 143: 1}
+// recovery has the recovery action of NVML after an Xid: 1 resets the GPU, 2 reboots the node, 4
+// drains and resets it.
+var recovery = map[int]int{48: 1, 62: 1, 64: 1, 79: 2, 94: 4, 95: 1, 119: 1, 120: 1, 140: 1, 143: 1}
 
-// Xid reports an Xid of a GPU, and from then on the recovery action that it needs.
+// Xid reports an Xid of a GPU, and from then on, until Reset, the recovery action that it needs.
 func (d *Driver) Xid(uuid string, number int) error {
-	var err error
-	if action := recovery[number]; action > 0 {
-		err = d.Set(Property{uuid, "recovery", action})
+	list := []Event{{uuid, CriticalXid, number}}
+	action := recovery[number]
+	if action == 0 {
+		return d.Raise(list...)
 	}
-	return errors.Join(err, d.Raise(Event{uuid, CriticalXid, number}))
+	ofRecovery := func(line string) bool { return strings.HasPrefix(line, uuid+" recovery ") }
+	err := d.change("properties", ofRecovery, fmt.Sprintf("%s recovery %d\n", uuid, action))
+	if d.branch() >= 570 { // the first with this event
+		list = append(list, Event{uuid, RecoveryAction, action})
+	}
+	return errors.Join(err, d.Raise(list...))
 }
 
 // Property is what NVML reports about the health of a GPU: "recovery" (nvmlDeviceGpuRecoveryAction_t),
 // "ecc" (uncorrected errors since the driver was loaded), "ecc-corrected", "remap-pending",
-// "remap-failed", "pages-pending".
+// "remap-failed", "pages-pending", "unrepairable" (driver 595).
 type Property struct {
 	UUID, Name string
 	Value      int
@@ -139,6 +149,33 @@ func (d *Driver) Utilize(list ...Busy) error {
 		fmt.Fprintf(&b, "%s %d %d\n", u.UUID, u.PID, u.Percent)
 	}
 	return d.steer("utilization", b.String())
+}
+
+// Account is what NVML's accounting has about a process, until the driver is unloaded.
+type Account struct {
+	UUID string // of the GPU
+	PID  int
+	// Percent is how much of its time a kernel ran, and MemoryPercent how much of it memory was
+	// read or written.
+	Percent, MemoryPercent int
+	// MaxMemory is the most that it had on the GPU, in bytes.
+	MaxMemory uint64
+	Time      time.Duration
+	Running   bool
+}
+
+// Accounts turns accounting mode on with these processes and no others; without any, it turns it
+// off.
+func (d *Driver) Accounts(list ...Account) error {
+	var b strings.Builder
+	for _, a := range list {
+		running := 0
+		if a.Running {
+			running = 1
+		}
+		fmt.Fprintf(&b, "%s %d %d %d %d %d %d\n", a.UUID, a.PID, a.Percent, a.MemoryPercent, a.MaxMemory, a.Time.Milliseconds(), running)
+	}
+	return d.steer("accounting", b.String())
 }
 
 // Modprobe makes nvmlInit execute program and make the file <program>.node, as the real one does
@@ -180,6 +217,16 @@ func (d *Driver) Memory(bytes int) error { return d.steer("memory", fmt.Sprintln
 
 func (d *Driver) steer(name, content string) error {
 	return writeFile(d.steering(name), content, 0o644)
+}
+
+// change removes lines of a file, and adds text to it.
+func (d *Driver) change(name string, remove func(line string) bool, text string) error {
+	data, err := os.ReadFile(d.steering(name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	lines := slices.DeleteFunc(slices.Collect(strings.Lines(string(data))), remove)
+	return d.steer(name, strings.Join(lines, "")+text)
 }
 
 // steering is a file that the simulated NVML looks for where its device nodes are.

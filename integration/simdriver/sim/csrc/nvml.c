@@ -16,6 +16,10 @@
  *   events       lines of <UUID of a GPU> <event type> <data>, appended: an event set
  *                gets those appended after it was made
  *   utilization  lines of <UUID of a GPU> <pid> <percent>
+ *   accounting   lines of <UUID of a GPU> <pid> <percent> <percent of memory> <bytes>
+ *                <milliseconds> <1 while it runs>
+ *   persistence-off  persistence mode is off
+ *   memory-limits, limits  see limits.h
  *   modprobe     path that nvmlInit executes and makes a device node beside, as
  *                the real library starts nvidia-modprobe
  */
@@ -31,12 +35,14 @@ enum {
 	NVML_ERROR_UNINITIALIZED = 1,
 	NVML_ERROR_INVALID_ARGUMENT = 2,
 	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NO_PERMISSION = 4,
 	NVML_ERROR_NOT_FOUND = 6,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
 	NVML_ERROR_TIMEOUT = 10,
 	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_OPERATING_SYSTEM = 17,
 	NVML_ERROR_UNKNOWN = 999,
 };
 
@@ -123,6 +129,9 @@ static void hang(void)
 		sleep(3600);
 }
 
+static void open_limits(void);
+static void close_limits(void);
+
 EXPORT int nvmlInitWithFlags(unsigned flags)
 {
 	unsigned seen[SIM_GPU_COUNT + 1], i, k, n;
@@ -151,6 +160,7 @@ EXPORT int nvmlInitWithFlags(unsigned flags)
 		}
 	}
 	users = 1;
+	open_limits();
 	return NVML_SUCCESS;
 }
 
@@ -168,7 +178,8 @@ EXPORT int nvmlShutdown(void)
 {
 	if (users == 0)
 		return NVML_ERROR_UNINITIALIZED;
-	users--;
+	if (--users == 0)
+		close_limits();
 	return NVML_SUCCESS;
 }
 
@@ -183,6 +194,10 @@ EXPORT const char *nvmlErrorString(int code)
 		return "A supplied argument is invalid";
 	case NVML_ERROR_NOT_SUPPORTED:
 		return "The requested operation is not available on target device";
+	case NVML_ERROR_NO_PERMISSION:
+		return "The current user does not have permission for operation";
+	case NVML_ERROR_OPERATING_SYSTEM:
+		return "The GPU control device has been blocked by the operating system/cgroups";
 	case NVML_ERROR_NOT_FOUND:
 		return "A query to find an object was unsuccessful";
 	case NVML_ERROR_INSUFFICIENT_SIZE:
@@ -546,8 +561,12 @@ EXPORT int nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned *mode)
 {
 	int rc = valid(d, mode);
 
+	FILE *f = steering("persistence-off");
+
+	if (f)
+		fclose(f);
 	if (rc == NVML_SUCCESS)
-		*mode = 1;
+		*mode = !f;
 	return rc;
 }
 
@@ -777,6 +796,21 @@ EXPORT int nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t d, unsigned *pend
 	return rc;
 }
 
+#if SIM_BRANCH >= 595
+typedef struct {
+	unsigned bUnrepairableMemory;
+} nvmlUnrepairableMemoryStatus_v1_t;
+
+EXPORT int nvmlDeviceGetUnrepairableMemoryFlag_v1(nvmlDevice_t d, nvmlUnrepairableMemoryStatus_v1_t *status)
+{
+	int rc = supported(d, status);
+
+	if (rc == NVML_SUCCESS)
+		status->bUnrepairableMemory = (unsigned)property(d, "unrepairable");
+	return rc;
+}
+#endif
+
 typedef struct {
 	unsigned field, scope;
 	long long time, latency;
@@ -830,6 +864,101 @@ EXPORT int nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizatio
 		fclose(f);
 	*n = found;
 	return found == 0 ? NVML_ERROR_NOT_FOUND : found > size ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+typedef struct {
+	unsigned gpu, memory;
+	unsigned long long most, time, start;
+	unsigned running, reserved[5];
+} nvmlAccountingStats_t;
+
+#define SIM_MAX_ACCOUNTS 4000 /* as real GPUs have */
+
+/* accounted calls fn with each process of the file accounting until it returns 1, and
+ * returns whether accounting mode is on. */
+static int accounted(nvmlDevice_t d, int (*fn)(unsigned pid, const nvmlAccountingStats_t *, void *), void *data)
+{
+	nvmlAccountingStats_t s = {0};
+	char uuid[96];
+	unsigned pid;
+	int on = 0, done = 0;
+	FILE *f = steering("accounting");
+
+	while (f && fscanf(f, "%95s %u %u %u %llu %llu %u", uuid, &pid, &s.gpu, &s.memory, &s.most, &s.time, &s.running) == 7) {
+		on = 1;
+		if (!done && !strcmp(uuid, d->gpu->uuid))
+			done = fn(pid, &s, data);
+	}
+	if (f)
+		fclose(f);
+	return on;
+}
+
+struct account {
+	unsigned pid, size, found, *pids;
+	nvmlAccountingStats_t *stats;
+};
+
+static int find_account(unsigned pid, const nvmlAccountingStats_t *s, void *data)
+{
+	struct account *a = data;
+
+	if (a->stats && pid == a->pid) {
+		*a->stats = *s;
+		a->found = 1;
+		return 1;
+	}
+	if (!a->stats) {
+		if (a->found < a->size)
+			a->pids[a->found] = pid;
+		a->found++;
+	}
+	return 0;
+}
+
+EXPORT int nvmlDeviceGetAccountingMode(nvmlDevice_t d, unsigned *mode)
+{
+	struct account a = {0};
+	int rc = supported(d, mode);
+
+	if (rc == NVML_SUCCESS)
+		*mode = (unsigned)accounted(d, find_account, &a);
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetAccountingBufferSize(nvmlDevice_t d, unsigned *size)
+{
+	int rc = supported(d, size);
+
+	if (rc == NVML_SUCCESS)
+		*size = SIM_MAX_ACCOUNTS;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetAccountingPids(nvmlDevice_t d, unsigned *n, unsigned *pids)
+{
+	struct account a = {.pids = pids};
+	int rc = supported(d, n);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	a.size = pids ? *n : 0;
+	if (!accounted(d, find_account, &a))
+		return NVML_ERROR_NOT_SUPPORTED;
+	*n = a.found;
+	return a.found > a.size ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetAccountingStats(nvmlDevice_t d, unsigned pid, nvmlAccountingStats_t *stats)
+{
+	struct account a = {.pid = pid, .stats = stats};
+	int rc = supported(d, stats);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!accounted(d, find_account, &a))
+		return NVML_ERROR_NOT_SUPPORTED;
+	return a.found ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
 /* struct events is what an event set points to. */
@@ -929,6 +1058,34 @@ EXPORT int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *event, unsig
 	}
 	return NVML_SUCCESS;
 }
+
+#include "limits.h"
+
+#if SIM_BRANCH >= 615
+typedef struct {
+	const char *nameSpace;
+	unsigned long long softLimit, hardLimit;
+} nvmlSetMemoryLimits_v1_t;
+
+EXPORT int nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t d, nvmlSetMemoryLimits_v1_t *l)
+{
+	int rc = valid(d, l);
+
+	return rc == NVML_SUCCESS ? set_limits(d, l->nameSpace, l->softLimit, l->hardLimit) : rc;
+}
+
+typedef struct {
+	const char *nameSpace;
+	unsigned long long softLimit, hardLimit, currentUsed;
+} nvmlGetMemoryLimits_v1_t;
+
+EXPORT int nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t d, nvmlGetMemoryLimits_v1_t *l)
+{
+	int rc = valid(d, l);
+
+	return rc == NVML_SUCCESS ? get_limits(d, l->nameSpace, &l->softLimit, &l->hardLimit, &l->currentUsed) : rc;
+}
+#endif
 
 EXPORT const char *nvidia_sim_library(void)
 {
