@@ -19,45 +19,44 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// maxData limits the private memory of the program that suspends, in bytes (RLIMIT_DATA). Address
+// maxData limits the private memory of the confined program, in bytes (RLIMIT_DATA). Address
 // space is not limited: libcuda reserves more than a host has.
 const maxData = 4 << 30
 
-// maxTmpfs limits each writable directory of the program that suspends.
+// maxTmpfs limits each writable directory of the confined program.
 const maxTmpfs = "size=16m,nr_inodes=1k,mode=1777"
 
-// keptCapabilities are the capabilities of the program that suspends: libcuda and NVML read
-// /proc/PID of processes of other users, and open their files there.
-var keptCapabilities = []uintptr{unix.CAP_DAC_OVERRIDE, unix.CAP_SYS_PTRACE}
+// keptCapabilities returns the capabilities of the program that answers q. If it suspends, libcuda
+// and NVML read /proc/PID of processes of other users, and open their files there. The driver
+// accepts memory limits from programs with CAP_SYS_ADMIN only; such a program reads nothing that a
+// container wrote.
+func keptCapabilities(q probe.Questions) uint64 {
+	if q.AsksMemory() {
+		return 1 << unix.CAP_SYS_ADMIN
+	}
+	return 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_SYS_PTRACE
+}
 
-// kernelFiles are the files of /proc, besides those of processes, that the program that suspends
-// sees.
+// kernelFiles are the files of /proc, besides those of processes, that the confined program sees.
 var kernelFiles = []string{
 	"cgroups", "cmdline", "cpuinfo", "devices", "driver", "filesystems", "interrupts", "loadavg", "meminfo",
 	"misc", "modules", "stat", "sys", "uptime", "version", "vmstat",
 }
 
 // Confine confines the calling thread, and the program that it executes next: nvidia-shim-nvml,
-// whose libcuda reads what the processes ids wrote. The program keeps the capabilities in
-// keptCapabilities. In a mount namespace of its own every mount is read-only, without device nodes;
-// /dev has NVIDIA's alone, and /proc has only these processes and itself. It has no network.
-// Afterwards, probe.ReservationFD is the file in which it reserves memory. The paths keep stay
-// visible even below /tmp, which is empty.
+// which answers q. If it suspends or resumes, its libcuda reads what the processes wrote, and
+// afterwards probe.ReservationFD is the file in which it reserves memory. The program keeps the
+// capabilities in keptCapabilities. In a mount namespace of its own every mount is read-only,
+// without device nodes, except cgroups if it limits memory; /dev has NVIDIA's alone, and /proc has
+// only these processes and itself. It has no network. The paths keep stay visible even below /tmp,
+// which is empty.
 //
 // The caller has locked its goroutine to the thread, and cannot go on if this fails.
-func Confine(host config.Host, ids []procfs.ID, keep ...string) error {
-	r, err := openReservation(host.StateDir)
-	if err != nil {
-		return err
-	}
-	if fd := int(r.file.Fd()); fd == probe.ReservationFD {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
-	} else {
-		err = unix.Dup3(fd, probe.ReservationFD, 0)
-	}
-	runtime.KeepAlive(r.file)
-	if err != nil {
-		return fmt.Errorf("pass on the reservation: %w", err)
+func Confine(host config.Host, q probe.Questions, keep ...string) error {
+	if !q.AsksMemory() {
+		if err := passReservation(host.StateDir); err != nil {
+			return err
+		}
 	}
 	// If the host runs out of memory, this process ends first.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
@@ -71,21 +70,54 @@ func Confine(host config.Host, ids []procfs.ID, keep ...string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}
-	if err := confineMounts(host, ids, keep); err != nil {
+	if err := confineMounts(host, q, keep); err != nil {
 		return err
 	}
-	return dropCapabilities()
+	return dropCapabilities(keptCapabilities(q))
 }
 
-// IsConfined reports whether Confine was called in an earlier program of this process.
-func IsConfined() bool {
-	admin, err1 := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_ADMIN, 0, 0, 0)
-	locked, err2 := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
-	return err1 == nil && err2 == nil && admin == 0 && locked == 1
+// passReservation makes a new reservation the descriptor probe.ReservationFD of the next program.
+func passReservation(stateDir string) error {
+	r, err := openReservation(stateDir)
+	if err != nil {
+		return err
+	}
+	if fd := int(r.file.Fd()); fd == probe.ReservationFD {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
+	} else {
+		err = unix.Dup3(fd, probe.ReservationFD, 0)
+	}
+	runtime.KeepAlive(r.file)
+	if err != nil {
+		return fmt.Errorf("pass on the reservation: %w", err)
+	}
+	return nil
+}
+
+// IsConfined reports whether Confine was called for q in an earlier program of this process.
+func IsConfined(q probe.Questions) bool {
+	for capability := uintptr(0); ; capability++ {
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) { // beyond the last one
+			break
+		}
+		if err != nil || has == 1 && keptCapabilities(q)&(1<<capability) == 0 {
+			return false
+		}
+	}
+	locked, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	return err == nil && locked == 1
 }
 
 // confineMounts changes the mounts of this thread's mount namespace.
-func confineMounts(host config.Host, ids []procfs.ID, keep []string) error {
+func confineMounts(host config.Host, q probe.Questions, keep []string) error {
+	if q.AsksMemory() {
+		mount, err := mountOf(q.CgroupPath)
+		if err != nil {
+			return err
+		}
+		keep = append(keep, mount)
+	}
 	// The mounts that follow must not propagate to the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return &os.PathError{Op: "make private", Path: "/", Err: err}
@@ -96,7 +128,7 @@ func confineMounts(host config.Host, ids []procfs.ID, keep []string) error {
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
 	err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &attr)
 	if errors.Is(err, unix.ENOSYS) {
-		return errors.New("suspending GPUs needs Linux 5.12 or later")
+		return errors.New("it needs Linux 5.12 or later")
 	}
 	if err != nil {
 		return &os.PathError{Op: "make read-only", Path: "/", Err: err}
@@ -111,7 +143,12 @@ func confineMounts(host config.Host, ids []procfs.ID, keep []string) error {
 			return err
 		}
 	}
-	return confineProc(ids)
+	if q.AsksMemory() {
+		if err := allowCgroups(q.CgroupPath); err != nil {
+			return err
+		}
+	}
+	return confineProc(append(slices.Clone(q.Suspend), q.Resume...))
 }
 
 // confineDev replaces /dev by a directory with NVIDIA's nodes in dev, and a few that every program
@@ -273,13 +310,9 @@ func attachTree(tree int, at string) error {
 	return nil
 }
 
-// dropCapabilities leaves keptCapabilities to the program that this thread executes: those of
+// dropCapabilities leaves the capabilities kept to the program that this thread executes: those of
 // root's program are in the bounding set (capabilities(7)).
-func dropCapabilities() error {
-	kept := uint64(0)
-	for _, capability := range keptCapabilities {
-		kept |= 1 << capability
-	}
+func dropCapabilities(kept uint64) error {
 	for capability := uintptr(0); ; capability++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) { // beyond the last one

@@ -60,6 +60,14 @@ func do(task string) error {
 		return confineAnd(name, "measure")
 	case "measure":
 		return measure(name)
+	case "confine-memory":
+		return confineAnd(name, "memory")
+	case "memory":
+		return answerMemory(name)
+	case "confine-memory-try":
+		return confineAnd(name, "memory-try")
+	case "memory-try":
+		return tryMemory()
 	case "confine-try":
 		return confineAnd(name, "try")
 	case "shared-try":

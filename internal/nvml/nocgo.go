@@ -34,3 +34,13 @@ func Suspend(config.Host, probe.Questions) ([]int, probe.Memory, error) {
 func Resume(config.Host, probe.Questions, func() error) ([]int, error) {
 	return nil, errors.ErrUnsupported
 }
+
+// SetMemory returns errors.ErrUnsupported.
+func SetMemory(config.Host, probe.Questions) ([]probe.MemoryUse, error) {
+	return nil, errors.ErrUnsupported
+}
+
+// ReadMemory returns errors.ErrUnsupported.
+func ReadMemory(config.Host, probe.Questions) ([]probe.MemoryUse, error) {
+	return nil, errors.ErrUnsupported
+}

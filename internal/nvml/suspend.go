@@ -22,7 +22,7 @@ import (
 // for each GPU in q.GPUs. After an error some processes may be suspended: Resume continues them.
 func Suspend(host config.Host, q probe.Questions) (moved []int, memory probe.Memory, err error) {
 	memory = probe.Memory{}
-	moved, err = withCheckpointer(host, func(c *checkpointer) ([]int, error) {
+	moved, err = withCheckpointer(host, q, func(c *checkpointer) ([]int, error) {
 		list, err := c.processes(q.Suspend)
 		defer closeAll(list)
 		if err == nil {
@@ -69,7 +69,7 @@ func addUsed(host config.Host, q probe.Questions, memory probe.Memory) error {
 // lets them continue. It accepts processes in any state. If q.Wait is true they are frozen: it
 // calls ready before it touches them, and fails before that if it can.
 func Resume(host config.Host, q probe.Questions, ready func() error) ([]int, error) {
-	return withCheckpointer(host, func(c *checkpointer) ([]int, error) {
+	return withCheckpointer(host, q, func(c *checkpointer) ([]int, error) {
 		c.placement = q.Placement
 		if q.Wait { // all of them are suspended
 			if err := reserveGPUMemory(host, q, q.Resume); err != nil {
@@ -229,12 +229,12 @@ func sameKind(devices []gpuDevice, placement map[string]string) error {
 
 // withCheckpointer calls fn with libcuda loaded, in a process that Confine has confined. It returns
 // the ids that fn returns.
-func withCheckpointer(host config.Host, fn func(*checkpointer) ([]int, error)) ([]int, error) {
+func withCheckpointer(host config.Host, q probe.Questions, fn func(*checkpointer) ([]int, error)) ([]int, error) {
 	path, err := libraryPath(host, cudaName)
 	if err != nil {
 		return nil, err
 	}
-	if !IsConfined() {
+	if !IsConfined(q) {
 		return nil, errors.New("this program is not confined: only nvidia-shimctl probe may start it")
 	}
 	if err := limitCalls(); err != nil {

@@ -107,7 +107,7 @@ func confineAnd(name, next string) error {
 		_, err = os.Stdin.Seek(0, io.SeekStart)
 	}
 	if err == nil {
-		err = Confine(cfg.Host, append(q.Suspend, q.Resume...), name)
+		err = Confine(cfg.Host, q, name)
 	}
 	if err != nil {
 		return err

@@ -27,11 +27,13 @@ import (
 // answers.
 func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	var a probe.Answers
-	moves := q.Suspend != nil || q.Resume != nil
-	if (q.Facts || q.Live || q.Watch > 0 || moves) && !nvml.Linked || moves && !nvml.IsConfined() {
-		text := fmt.Sprintf("NVML cannot be asked: %v", becomeNVMLProgram(q))
+	confined := mustBeConfined(q)
+	if (q.Facts || q.Live || q.Watch > 0 || confined) && !nvml.Linked || confined && !nvml.IsConfined(q) {
+		err := fmt.Errorf("NVML cannot be asked: %w", becomeNVMLProgram(q))
+		text := err.Error()
 		a.FactsError, a.LiveError, a.MoveError, a.WatchError = text, text, text, text
-		q.Facts, q.Live, q.Watch, q.Suspend, q.Resume = false, false, 0, nil, nil
+		a.MemoryError, a.MemoryCause = text, probe.MemoryCause(err)
+		q = probe.Questions{Config: q.Config, Pod: q.Pod, Programs: q.Programs}
 	}
 	if q.Pod != nil {
 		ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
@@ -76,8 +78,35 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		a.Moved, a.MoveError = move(q.Config, func(host config.Host) ([]int, error) {
 			return nvml.Resume(host, q, func() error { return waitReady(q) })
 		})
+	case q.AsksMemory():
+		use, err := memory(q)
+		if err != nil {
+			a.MemoryError, a.MemoryCause = err.Error(), probe.MemoryCause(err)
+		} else {
+			a.MemoryUse = &use
+		}
 	}
 	return a
+}
+
+// mustBeConfined reports whether a program that nvml.Confine has confined answers q.
+func mustBeConfined(q probe.Questions) bool {
+	return q.Suspend != nil || q.Resume != nil || q.AsksMemory()
+}
+
+// memory sets or reads memory limits. This process has the lock since before it was confined: NVML
+// adds to the files of the cgroup's ancestors, and two processes at once would lose one's part.
+func memory(q probe.Questions) ([]probe.MemoryUse, error) {
+	cfg, err := config.Find(q.Config)
+	if err != nil {
+		return nil, err
+	}
+	return within(q.Timeout, func() ([]probe.MemoryUse, error) {
+		if q.SetMemory != nil {
+			return nvml.SetMemory(cfg.Host, q)
+		}
+		return nvml.ReadMemory(cfg.Host, q)
+	})
 }
 
 // waitReady has the caller call Questions.Ready, if there is one, and waits for its end.
@@ -98,6 +127,9 @@ func waitReady(q probe.Questions) error {
 // becomeNVMLProgram executes nvidia-shim-nvml in this process. It returns only if that fails.
 func becomeNVMLProgram(q probe.Questions) error {
 	path, err := probe.NVMLProgram()
+	if err == nil && q.AsksMemory() {
+		q.CgroupPath, err = nvml.FindCgroup()
+	}
 	if err != nil {
 		return err
 	}
@@ -109,13 +141,8 @@ func becomeNVMLProgram(q probe.Questions) error {
 	if err := unix.Dup3(int(questions.Fd()), unix.Stdin, 0); err != nil {
 		return os.NewSyscallError("dup3", err)
 	}
-	if q.Suspend != nil || q.Resume != nil {
-		runtime.LockOSThread() // for good: Exec keeps what this thread has
-		cfg, err := config.Find(q.Config)
-		if err == nil {
-			err = nvml.Confine(cfg.Host, append(q.Suspend, q.Resume...), path, q.Config)
-		}
-		if err != nil {
+	if mustBeConfined(q) {
+		if err := confine(q, path); err != nil {
 			return fmt.Errorf("confine the probe: %w", err)
 		}
 	}
@@ -123,6 +150,30 @@ func becomeNVMLProgram(q probe.Questions) error {
 		return fmt.Errorf("%s needs the C library of this host, glibc 2.34 or later: %w", path, err)
 	}
 	return nil
+}
+
+// confine confines the program at path, which this process executes next. A program that limits
+// memory gets the lock of those that ask NVML.
+func confine(q probe.Questions, path string) error {
+	runtime.LockOSThread() // for good: Exec keeps what this thread has
+	cfg, err := config.Find(q.Config)
+	if err != nil {
+		return err
+	}
+	if q.AsksMemory() {
+		lock, err := lockHost(cfg.Host, q.Timeout)
+		if err != nil {
+			return err
+		}
+		if lock != nil {
+			_, err := unix.Dup(int(lock.Fd())) // without FD_CLOEXEC
+			lock.Close()
+			if err != nil {
+				return os.NewSyscallError("dup", err)
+			}
+		}
+	}
+	return nvml.Confine(cfg.Host, q, path, q.Config)
 }
 
 // move suspends or resumes processes. It does not take NVML's lock: it may take minutes, and other
@@ -149,23 +200,31 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 	if err != nil {
 		return answer, err
 	}
+	return within(q.Timeout, func() (T, error) {
+		answer, err := fn(cfg.Host)
+		if lock != nil {
+			lock.Close() // not at the time limit: a process that hangs must keep it
+		}
+		return answer, err
+	})
+}
+
+// within runs fn, which asks NVML, and gives up at the limit.
+func within[T any](limit time.Duration, fn func() (T, error)) (none T, err error) {
 	type result struct {
 		answer T
 		err    error
 	}
 	done := make(chan result, 1)
 	go func() {
-		answer, err := fn(cfg.Host)
-		if lock != nil {
-			lock.Close() // not at the time limit: a process that hangs must keep it
-		}
+		answer, err := fn()
 		done <- result{answer, err}
 	}()
 	select {
 	case r := <-done:
 		return r.answer, r.err
-	case <-time.After(q.Timeout):
-		return answer, fmt.Errorf("NVML has not answered within %s: nvidia-smi on this host should hang as well; without persistence mode the driver starts slowly (nvidia-persistenced avoids that), else look for Xid in the kernel log", q.Timeout)
+	case <-time.After(limit):
+		return none, fmt.Errorf("NVML has not answered within %s: nvidia-smi on this host should hang as well; without persistence mode the driver starts slowly (nvidia-persistenced avoids that), else look for Xid in the kernel log", limit)
 	}
 }
 

@@ -26,9 +26,13 @@ import (
 // kernel cannot exit.
 const envStay = "SERVER_TEST_STAY"
 
-// TestMain answers like nvidia-shimctl if the arguments are the client's.
+// nvmlProgram is the program that becomeNVMLProgram executes.
+const nvmlProgram = "nvidia-shim-nvml"
+
+// TestMain answers like nvidia-shimctl if the arguments are the client's, and like nvidia-shim-nvml if
+// it has its name.
 func TestMain(m *testing.M) {
-	if os.Args[len(os.Args)-1] != "--questions" {
+	if os.Args[len(os.Args)-1] != "--questions" && os.Args[0] != nvmlProgram {
 		os.Exit(m.Run())
 	}
 	q, err := probe.ReadQuestions(os.Stdin)
