@@ -681,7 +681,7 @@ var rest = []unmarked{
 		`if err := confineDev(filepath.Join(host.DevRoot, "dev")); err != nil {`, `if err := useDev(filepath.Join(host.DevRoot, "dev")); err != nil {`,
 		"TestT76TheProgramThatSuspendsIsConfined"},
 	{"probe: the container's processes alone", "internal/nvml/confine.go",
-		"return confineProc(append(", "_ = confineProc\n\treturn error(nil)\n\t_ = len(append(",
+		"return confineProc(ids)", "_, _ = confineProc, ids\n\treturn nil",
 		"TestT76TheProgramThatSuspendsIsConfined"},
 	{"probe: no network", "internal/nvml/confine.go",
 		" | unix.CLONE_NEWNET", "",

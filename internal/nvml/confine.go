@@ -148,7 +148,8 @@ func confineMounts(host config.Host, q probe.Questions, keep []string) error {
 			return err
 		}
 	}
-	return confineProc(append(slices.Clone(q.Suspend), q.Resume...))
+	ids := append(slices.Clone(q.Suspend), q.Resume...)
+	return confineProc(ids)
 }
 
 // confineDev replaces /dev by a directory with NVIDIA's nodes in dev, and a few that every program
