@@ -200,7 +200,6 @@ func TestWhatIsTakenOver(t *testing.T) {
 	}
 	nothing, gpu1 := func(*specs.Spec) {}, "nvidia.com/gpu=1"
 	const seven = "compat32,compute,display,graphics,ngx,utility,video"
-	const ofHook = "refused: limits GPU memory by a hook"
 	table{
 		show: func(p Plan) string {
 			return fmt.Sprint(showGPUs(p), p.Classes, p.IMEX, strings.Join(p.Capabilities, ","))
@@ -214,8 +213,8 @@ func TestWhatIsTakenOver(t *testing.T) {
 			{name: "capabilities of the environment", env: caps("utility"), spec: edited(nothing, gpu1), want: "GPU 1[] []utility"},
 			{name: "no capability in the environment", env: caps(""), spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
 			{name: "hooks refused", spec: edited(nothing, gpu1), config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, want: "refused: NVIDIA's OCI hook", kind: Denied},
-			{name: "a limit of GPU memory", env: []string{"NVIDIA_GPU_MEMORY_LIMIT=1024"}, spec: edited(nothing, gpu1), want: ofHook, kind: Denied},
-			{name: "a request for GPU memory", env: []string{"NVIDIA_GPU_MEMORY_REQUEST=1"}, spec: edited(nothing, gpu1), want: ofHook, kind: Denied},
+			{name: "a limit of GPU memory", env: []string{"NVIDIA_GPU_MEMORY_LIMIT=1024"}, spec: edited(nothing, gpu1), want: "refused: limits GPU memory", kind: Precondition},
+			{name: "a request for GPU memory", env: []string{"NVIDIA_GPU_MEMORY_REQUEST=1"}, spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
 			{name: "a limit, mistyped", env: []string{"NVIDIA_GPU_MEMORY_LIMITS=1"}, spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
 		},
 	}.run(t)

@@ -92,7 +92,7 @@ func (r *row) setUp(t *testing.T, title, example string, words map[string]func(*
 			r.set(t, text)
 		case strings.HasPrefix(text, "/"):
 			r.add(mounting("/dev/null", text))
-		case strings.Contains(key, "cdi.k8s.io"):
+		case strings.Contains(key, "cdi.k8s.io"), strings.Contains(key, ".gpu-memory"), strings.Contains(key, "nvidia.gpu-memory"):
 			r.add(annotated(key, value))
 		case variable.MatchString(text):
 			r.env = append(r.env, text)
@@ -141,6 +141,7 @@ func contractTables(t *testing.T) map[string]table {
 		"Other devices":                  {env: append(devices("0"), caps("utility")...), show: showNodes},
 		"Sockets of daemons":             {env: gpu0, show: showSockets},
 		"Other variables":                {env: gpu0, show: either(ignoredAny, "ignored with a warning", "")},
+		"GPU memory":                     {host: newHost(t, sim.Options{GPUs: 4, Version: "615.78.08"}), env: gpu0, show: showMemory},
 		"Who may ask by environment":     {},
 		"Hooks in the specification":     {env: gpu0, show: either(lostHooks, "the hook is removed", "the hook stays")},
 		"Nodes in the specification":     {show: either(hasNodeTwice, "a node twice", "no node twice")},
@@ -185,6 +186,8 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		"the container `ctr`":               spec(annotated("io.kubernetes.cri.container-name", "ctr")),
 		"a host with MIG":                   on(newMIGHost(t)),
 		"a host of 11 GPUs":                 on(newHost(t, sim.Options{GPUs: 11, MIG: []sim.MIGDevice{{GPU: 10, GI: 9}}})),
+		"driver 580":                        on(simulatedHost(t)),
+		"a host with MIG and driver 615":    on(newHost(t, sim.Options{GPUs: 3, MIG: migDevices, Version: "615.78.08"})),
 		"no `/dev/nvidia-fs*`":              on(newHost(t, sim.Options{GPUs: 1})),
 		"`uverbs1` near GPU 0":              on(withAdapters(t)),
 		"no `libnvidia-ml.so.1`":            on(tegra),
@@ -276,6 +279,25 @@ func showRequirements(p Plan) string {
 
 func showSockets(p Plan) string {
 	return cmp.Or(strings.Join(p.Sockets, ", "), "no socket")
+}
+
+// showMemory shows the limits of the GPUs, each with its index if the container has several GPUs.
+func showMemory(p Plan) string {
+	var list []string
+	for _, l := range p.Memory {
+		text := l.String()
+		for _, g := range p.GPUs {
+			if len(p.GPUs) > 1 && g.UUID == l.UUID {
+				text = fmt.Sprintf("GPU %d: %s", g.Index, text)
+			}
+		}
+		list = append(list, text)
+	}
+	s := cmp.Or(strings.Join(list, "; "), "no limit")
+	if ignoredAny(p) {
+		s += ", ignored with a warning"
+	}
+	return s
 }
 
 // either adds one of two words to the GPUs.

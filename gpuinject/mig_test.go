@@ -18,12 +18,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
+var migDevices = []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}, {GPU: 1, GI: 5, CI: 1}}
+
 // newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML lists them
 // in another order than procfs.
 func newMIGHost(t *testing.T) *testHost {
 	t.Helper()
 	return newHost(t, sim.Options{
-		GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}, {GPU: 1, GI: 5, CI: 1}},
+		GPUs: 3, MIG: migDevices,
 	})
 }
 

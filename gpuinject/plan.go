@@ -8,6 +8,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/grant"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
@@ -54,10 +55,12 @@ type Plan struct {
 	IMEX []int `json:"imex,omitempty"`
 	// Sockets are the daemons of this host whose sockets the container gets: "persistenced",
 	// "fabricmanager", "mps".
-	Sockets   []string     `json:"sockets,omitempty"`
-	Devices   []PlanDevice `json:"devices"`
-	Libraries []string     `json:"libraries"`
-	Binaries  []string     `json:"binaries"`
+	Sockets []string `json:"sockets,omitempty"`
+	// Memory are the limits of GPU memory.
+	Memory    []memlimit.Limit `json:"memory,omitempty"`
+	Devices   []PlanDevice     `json:"devices"`
+	Libraries []string         `json:"libraries"`
+	Binaries  []string         `json:"binaries"`
 	// Mounts are bind mounts of files and directories; the first is the view.
 	Mounts []place.Mount `json:"mounts"`
 	// Links are symbolic links in the image to files of the mount at ViewDir.
@@ -172,6 +175,7 @@ func (p Plan) describeChanges() Plan {
 	}
 	p.Mounts, p.Links = append([]place.Mount{}, ch.Mounts...), append([]place.Link{}, ch.Links...)
 	p.Classes, p.IMEX, p.Sockets, p.Linker = ch.Classes, ch.IMEX, ch.Sockets, ch.Linker
+	p.Memory = ch.Memory
 	p.RemovedHooks = append([]string{}, ch.RemovedHooks...)
 	p.Proc = ch.Proc
 	p.Proc.GPUs, p.Proc.Capabilities = append([]string{}, ch.Proc.GPUs...), append([]string{}, ch.Proc.Capabilities...)

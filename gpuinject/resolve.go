@@ -96,7 +96,7 @@ func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (place
 	}
 	data := place.ClassFiles(pc, nodes.Classes, &chosen.Log)
 	files.Data = slices.Concat(files.Data, data)
-	limits, err := place.IgnoreMemoryLimits(pc)
+	limits, err := limitMemory(c, h, g)
 	if err != nil {
 		return place.Add(err, chosen, limits)
 	}

@@ -243,6 +243,9 @@ func inject(c gpuinject.Container, rootPath string, r *taskapi.CreateTaskRequest
 			err = checkCheckpointPrograms(r.Options)
 		}
 	}
+	if err == nil && len(plan.Memory) > 0 {
+		err = &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("%q limits GPU memory, which this version plans, but cannot do", plan.Memory[0].From)}
+	}
 	if err != nil {
 		return plan, nil, err
 	}

@@ -149,6 +149,9 @@ func printGranted(o *term.Output, p gpuinject.Plan) {
 	for _, g := range p.GPUs {
 		field(fmt.Sprintf("GPU %d", g.Index), term.Green, fmt.Sprintf("%s at %s, minor %d", g.UUID, g.PCI, g.Minor))
 	}
+	for _, l := range p.Memory {
+		field("memory", term.Bold, fmt.Sprintf("%s of %s, from %s", l, l.UUID, l.From))
+	}
 	for _, r := range p.Requirements {
 		field("requirement", term.Bold, r.Variable+", satisfied by "+request.Quote(strings.Join(r.SatisfiedBy, " ")))
 	}

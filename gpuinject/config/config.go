@@ -15,6 +15,7 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -70,6 +71,9 @@ type Container struct {
 	Sockets []string `toml:"sockets"`
 	// AdditionalGIDs gives the process the groups of device nodes that only a group may use.
 	AdditionalGIDs bool `toml:"additional-gids"`
+	// MemoryLimit limits the memory of each GPU for a container that asks for no limit: see
+	// memlimit.Parse.
+	MemoryLimit string `toml:"memory-limit"`
 	// OnPause is SuspendGPU or Freeze. An annotation may replace it for a container.
 	OnPause string `toml:"on-pause"`
 }
@@ -113,6 +117,9 @@ const (
 	Warn = "warn"
 )
 
+// Ignore is the value of Policy.MemoryLimits with which no memory is limited; Enforce is the other one.
+const Ignore = "ignore"
+
 // Which RDMA adapters a container gets that asks for the class as a whole.
 const (
 	// Near are those near one of its GPUs.
@@ -155,6 +162,10 @@ type Policy struct {
 	// Health is Off, Warn or Refuse: what is done with a GPU that the watcher of this host calls
 	// sick.
 	Health string `toml:"health"`
+	// MemoryLimits is Enforce or Ignore: whether the memory of GPUs is limited at all.
+	MemoryLimits string `toml:"memory-limits"`
+	// MaxMemoryLimit bounds what containers may ask for, and limits those that ask for nothing.
+	MaxMemoryLimit string `toml:"max-memory-limit"`
 	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
 	DisableRequire bool `toml:"disable-require"`
 	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, if set, replace that of
@@ -215,6 +226,7 @@ func Default() *Config {
 			SwarmResources:            []string{},
 			FaultyGPUs:                LeaveOut,
 			Health:                    Warn,
+			MemoryLimits:              Enforce,
 			ForeignHooks:              Replace,
 			RDMAAdapters:              Near,
 		},
@@ -396,6 +408,7 @@ func (c *Config) validate() (string, error) {
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.faulty-gpus", []string{c.Policy.FaultyGPUs}, []string{LeaveOut, Refuse}},
 		{"policy.health", []string{c.Policy.Health}, []string{Off, Warn, Refuse}},
+		{"policy.memory-limits", []string{c.Policy.MemoryLimits}, []string{Enforce, Ignore}},
 		{"policy.rdma-adapters", []string{c.Policy.RDMAAdapters}, []string{Near, AllAdapters}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},
@@ -404,6 +417,11 @@ func (c *Config) validate() (string, error) {
 			if !slices.Contains(l.known, value) {
 				return l.key, fmt.Errorf("%q is not one of %s", value, strings.Join(l.known, ", "))
 			}
+		}
+	}
+	for key, value := range map[string]string{memlimit.KeyDefault: c.Container.MemoryLimit, memlimit.KeyMax: c.Policy.MaxMemoryLimit} {
+		if _, err := memlimit.Parse(value, 0); value != "" && err != nil {
+			return key, err
 		}
 	}
 	for _, name := range c.Policy.SwarmResources {

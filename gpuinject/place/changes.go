@@ -7,6 +7,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
@@ -26,6 +27,8 @@ type Changes struct {
 	Mounts []Mount
 	// Sockets are the daemons whose sockets are among Mounts.
 	Sockets []string
+	// Memory are the limits of GPU memory that the container's cgroup gets before it starts.
+	Memory []memlimit.Limit
 	// Links are symbolic links in the image to files of the view.
 	Links []Link
 	// Linker describes how the image's loader finds the driver. LinkerFiles are written in the image;
@@ -117,6 +120,7 @@ func (ch *Changes) append(b Changes) {
 	ch.View = cmp.Or(ch.View, b.View)
 	ch.Mounts = append(ch.Mounts, b.Mounts...)
 	ch.Sockets = append(ch.Sockets, b.Sockets...)
+	ch.Memory = append(ch.Memory, b.Memory...)
 	ch.Links = append(ch.Links, b.Links...)
 	ch.Linker = Linker{
 		cmp.Or(ch.Linker.LibC, b.Linker.LibC), cmp.Or(ch.Linker.Directory, b.Linker.Directory),
@@ -173,6 +177,9 @@ func (c Changes) places() (list []string) {
 	}
 	for _, l := range c.Links {
 		list = append(list, l.Path)
+	}
+	for _, m := range c.Memory {
+		list = append(list, "the memory of "+m.UUID)
 	}
 	for _, f := range slices.Concat(c.LinkerFiles, c.BundleFiles) {
 		list = append(list, f.Path)

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
@@ -28,6 +29,7 @@ func parts() []Changes {
 		{Nodes: []device.Node{{Path: "/dev/a"}}, Groups: []uint32{4}, Classes: []string{"imex"}, IMEX: []int{1}},
 		{View: &View{Root: "/run/view"}, Mounts: []Mount{{Destination: ViewDir, Made: true}}},
 		{Sockets: []string{"mps"}, Mounts: []Mount{{Destination: "/tmp/nvidia-mps"}}},
+		{Memory: []memlimit.Limit{{UUID: "GPU-a", Limit: memlimit.MiB}}},
 		{Links: []Link{{"/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi", "bin/nvidia-smi"}}},
 		{Linker: Linker{LibC: "glibc", Directory: "/lib", Cache: "written", Compat: "/compat"},
 			LinkerFiles: []image.File{{Path: "/etc/ld.so.cache"}}, CacheAt: "/etc/ld.so.cache"},
@@ -83,7 +85,7 @@ func TestAddRefusesContradictions(t *testing.T) {
 			refused = append(refused, err.Error()[strings.LastIndex(err.Error(), "about ")+len("about "):])
 		}
 	}
-	want := []string{"the node /dev/a", "the view", "/tmp/nvidia-mps", "/usr/bin/nvidia-smi", "/etc/ld.so.cache", "profile", byPathName, "the mask"}
+	want := []string{"the node /dev/a", "the view", "/tmp/nvidia-mps", "the memory of GPU-a", "/usr/bin/nvidia-smi", "/etc/ld.so.cache", "profile", byPathName, "the mask"}
 	if !slices.Equal(refused, want) {
 		t.Errorf("refused %q, want %q", refused, want)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 )
 
 // DeviceListDir is where a device plugin with the strategy volume-mounts mounts /dev/null once per
@@ -55,6 +56,8 @@ type Input struct {
 	EditedByCDI bool
 	// NVIDIAHooks is true if NVIDIA's hooks are in the specification.
 	NVIDIAHooks bool
+	// Memory is what the container says about the memory of its GPUs.
+	Memory memlimit.Asked
 
 	// What mounts and annotations name; channels come from mounts. An error is that of the first
 	// invalid item.
@@ -86,6 +89,7 @@ func Read(spec *bundle.Spec) Input {
 		s.swarm = s.swarm || strings.HasPrefix(name, config.SwarmPrefix)
 	}
 	s.EditedByCDI = editedByCDI(spec, s.Env)
+	s.Memory = memlimit.Read(s.Env, spec.Annotations, s.Container.Name)
 	for _, m := range spec.Mounts {
 		if id, ok := listed(m); ok {
 			s.voided = s.voided || id == void

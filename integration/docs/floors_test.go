@@ -30,7 +30,8 @@ var floors = [][]string{
 		"gpuinject/request", "gpuinject/require", "gpuinject/sockets",
 	},
 	{
-		"gpuinject/bundle", "gpuinject/config", "gpuinject/devnode", "gpuinject/health", "gpuinject/image", "gpuinject/ldcache", "gpuinject/state",
+		"gpuinject/bundle", "gpuinject/config", "gpuinject/devnode", "gpuinject/health", "gpuinject/image", "gpuinject/ldcache", "gpuinject/memlimit",
+		"gpuinject/state",
 		"gpuinject/verdict", "gpuinject/view",
 	},
 	{
