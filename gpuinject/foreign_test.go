@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // A loader takes libraries of LD_PRELOAD and LD_LIBRARY_PATH before those of the driver: of what else
@@ -15,9 +15,9 @@ import (
 func TestTheImagesLibrariesThatComeBeforeTheDrivers(t *testing.T) {
 	const stubs = "/usr/local/cuda/lib64/stubs"
 	lib := func(name string) func(testing.TB, string) {
-		return file(simtest.Library(elf.ELFCLASS64, ldcache.ABI64.Machine, path.Base(name)), name)
+		return file(testtree.Library(elf.ELFCLASS64, ldcache.ABI64.Machine, path.Base(name)), name)
 	}
-	narrow := file(simtest.Library(elf.ELFCLASS32, ldcache.ABI32.Machine, "libcuda.so.1"), "/opt/32/libcuda.so.1")
+	narrow := file(testtree.Library(elf.ELFCLASS32, ldcache.ABI32.Machine, "libcuda.so.1"), "/opt/32/libcuda.so.1")
 	libs := path.Dir("/" + families()[0].libc)
 	compat := "/usr/local/cuda/compat"
 	show := func(p Plan) string {

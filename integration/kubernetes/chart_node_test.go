@@ -17,6 +17,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
@@ -291,6 +292,30 @@ func uninstallAsNoted(t *testing.T) {
 	mustRun(t, "helm", strings.Fields(strings.Replace(found[1], "CHART", packagedChart(t), 1))...)
 }
 
+// checkHealthEvents has a GPU fail and recover: events of the node say so.
+func (c *cluster) checkHealthEvents(t *testing.T) {
+	t.Helper()
+	await := func(kind, message string) {
+		t.Helper()
+		if err := c.await("the event "+message, func() error {
+			var list corev1.EventList
+			err := c.do("GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DNode%2Creason%3DGPUHealth%2Ctype%3D"+kind, nil, &list)
+			if err != nil || slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, message) }) {
+				return err
+			}
+			return fmt.Errorf("there are %+v", list.Items)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await(corev1.EventTypeNormal, "the health of 4 GPUs is watched")
+	testtree.Check(t, c.do("DELETE", "/api/v1/namespaces/default/events", nil, nil))
+	testtree.Check(t, c.Driver.Xid(c.Driver.GPUs[0].UUID, 79))
+	await(corev1.EventTypeWarning, "Xid 79")
+	testtree.Check(t, errors.Join(c.Driver.Set(), c.Driver.Raise(sim.Event{UUID: c.Driver.GPUs[0].UUID, Type: sim.RecoveryAction})))
+	await(corev1.EventTypeNormal, "the health of 4 GPUs is watched")
+}
+
 // The DaemonSet of the packaged chart and node image installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
@@ -328,6 +353,8 @@ func TestChartInstallsTheNode(t *testing.T) {
 		metrics, err := newAPI("http://"+nodeIP+":3476", "").raw("GET", "/metrics", "", nil)
 		return err == nil && strings.Contains(string(metrics), given[0].UUID)
 	})
+
+	c.checkHealthEvents(t)
 
 	// NVIDIA's toolkit writes the file that it found when it ends.
 	testtree.Check(t, os.WriteFile(c.config(), config, 0o600))

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -396,7 +397,8 @@ func (c *cluster) tokenOf(t testing.TB, account string, bound *authenticationv1.
 	return request.Status.Token
 }
 
-// A node's pod may follow nodes, and change labels nvidia-shim.io/* of its own node; nothing else.
+// A node's pod may follow nodes, change labels nvidia-shim.io/* of its own node and report events about
+// it; nothing else.
 func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
 	c := shared
 	install(t)
@@ -427,6 +429,14 @@ func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	event := func(namespace, kind, name string) string {
+		return fmt.Sprintf(`{"apiVersion":"v1","kind":"Event","metadata":{"namespace":%q,"generateName":"a."},"involvedObject":{"kind":%q,"namespace":%q,"name":%q},"type":"Warning","reason":"Test"}`,
+			namespace, kind, map[string]string{"Pod": namespace}[kind], name)
+	}
+	const events = "/api/v1/namespaces/default/events"
+	if err := pod.do("POST", events, json.RawMessage(event("default", "Node", nodeName)), nil); err != nil {
+		t.Error(err)
+	}
 	if err := pod.do("GET", "/api/v1/nodes?watch=true&timeoutSeconds=1&fieldSelector=metadata.name="+nodeName, nil, nil); err != nil {
 		t.Error(err)
 	}
@@ -446,9 +456,15 @@ func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
 		{"GET", node, "", http.StatusForbidden},
 		{"GET", "/api/v1/namespaces/" + releaseNamespace + "/secrets", "", http.StatusForbidden},
 		{"GET", "/api/v1/pods", "", http.StatusForbidden},
+		{"POST", events, event("default", "Node", "other"), http.StatusUnprocessableEntity},
+		{"POST", events, event("default", "Pod", nodeName), http.StatusUnprocessableEntity},
+		{"POST", "/api/v1/namespaces/" + releaseNamespace + "/events", event(releaseNamespace, "Pod", "node-token"), http.StatusUnprocessableEntity},
+		{"GET", events, "", http.StatusForbidden},
+		{"DELETE", events, "", http.StatusForbidden},
 		{"POST", "/api/v1/namespaces/" + releaseNamespace + "/serviceaccounts/" + release + "/token", "{}", http.StatusForbidden},
 	} {
-		if err := pod.send(tc.method, tc.path, merge, []byte(tc.body), nil); !hasCode(err, tc.code) {
+		contentType := map[string]string{"PATCH": merge, "POST": "application/json"}[tc.method]
+		if err := pod.send(tc.method, tc.path, contentType, []byte(tc.body), nil); !hasCode(err, tc.code) {
 			t.Errorf("%s %s %s: %v, want %d", tc.method, tc.path, tc.body, err, tc.code)
 		}
 	}

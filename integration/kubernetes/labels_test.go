@@ -5,10 +5,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 )
 
@@ -141,4 +143,27 @@ func TestLabelsThatCannotBeRead(t *testing.T) {
 			t.Error("it is believed")
 		}
 	})
+}
+
+// Events of a node, as nvidia-shimctl node reports them, are those that kubectl shows with it.
+func TestEventsOfANode(t *testing.T) {
+	c := shared
+	node, err := kubeapi.Follow(t.Context(), nodeName, account(t, c.token))
+	testtree.Check(t, err)
+	_, err = node.Labels(t.Context())
+	testtree.Check(t, err)
+	long := strings.Repeat("é", 600)
+	testtree.Check(t, node.Report(t.Context(), kubeapi.Warning, "GPUHealth", "GPU 0 is unhealthy"))
+	testtree.Check(t, node.Report(t.Context(), kubeapi.Normal, "ShimReadiness", long))
+	shown := mustRun(t, "kubectl", "describe", "node", nodeName)
+	for _, want := range []string{`(?m)^  Warning +GPUHealth +\S+ +nvidia-shim +GPU 0 is unhealthy$`, `(?m)^  Normal +ShimReadiness +\S+ +nvidia-shim +é{510}…$`} {
+		if !regexp.MustCompile(want).MatchString(shown) {
+			t.Errorf("no %s in\n%s", want, shown)
+		}
+	}
+	another, err := kubeapi.Follow(t.Context(), "another", account(t, c.token))
+	testtree.Check(t, err)
+	if err := another.Report(t.Context(), kubeapi.Normal, "GPUHealth", "none"); err == nil || !strings.Contains(err.Error(), `the cluster has no node "another"`) {
+		t.Errorf("a node that is not there: %v", err)
+	}
 }

@@ -8,17 +8,20 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -29,6 +32,9 @@ import (
 // certificate of the API server.
 const ServiceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+// component is the reporter of events.
+const component = "nvidia-shim"
+
 // limit is how long an answer of the API server may take.
 const limit = 30 * time.Second
 
@@ -36,6 +42,7 @@ const limit = 30 * time.Second
 type Node struct {
 	name   string
 	client metadata.ResourceInterface
+	events dynamic.ResourceInterface
 	synced func() bool
 	labels cache.MutationCache
 
@@ -51,14 +58,21 @@ func Follow(ctx context.Context, name, account string) (*Node, error) {
 		return nil, errors.New("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is not a pod")
 	}
 	// The client reads both files again: the kubelet replaces them before they expire.
-	client, err := metadata.NewForConfig(&rest.Config{
+	config := &rest.Config{
 		Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: filepath.Join(account, "token"),
 		TLSClientConfig: rest.TLSClientConfig{CAFile: filepath.Join(account, "ca.crt")},
-	})
+	}
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{name: name, client: client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})}
+	// The API server takes events about what has no namespace in this one.
+	n.events = objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "events"}).Namespace(metav1.NamespaceDefault)
 	store, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: n.listWatch(), ObjectType: &metav1.PartialObjectMetadata{}, Handler: cache.ResourceEventHandlerFuncs{},
 	})
@@ -110,7 +124,11 @@ func (n *Node) Labels(ctx context.Context) (map[string]string, error) {
 		case err != nil:
 			return nil, fmt.Errorf("watch node %q: %w", n.name, err)
 		case synced:
-			return n.known()
+			node, err := n.known()
+			if err != nil {
+				return nil, err
+			}
+			return node.Labels, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -120,8 +138,8 @@ func (n *Node) Labels(ctx context.Context) (map[string]string, error) {
 	}
 }
 
-// known returns the labels of the latest version of the node.
-func (n *Node) known() (map[string]string, error) {
+// known returns the latest version of the node.
+func (n *Node) known() (*metav1.PartialObjectMetadata, error) {
 	object, ok, err := n.labels.GetByKey(n.name)
 	if err != nil {
 		return nil, err
@@ -130,7 +148,7 @@ func (n *Node) known() (map[string]string, error) {
 	if !ok || !isNode {
 		return nil, fmt.Errorf("the cluster has no node %q", n.name)
 	}
-	return node.Labels, nil
+	return node, nil
 }
 
 // SetLabels changes these labels; nil removes one.
@@ -146,5 +164,41 @@ func (n *Node) SetLabels(ctx context.Context, labels map[string]any) error {
 		return fmt.Errorf("label node %q: %w", n.name, err)
 	}
 	n.labels.Mutation(changed)
+	return nil
+}
+
+// Types of an event.
+const (
+	Normal  = "Normal"
+	Warning = "Warning"
+)
+
+// maxMessage bounds the message of an event, in bytes, as the API server does.
+const maxMessage = 1024
+
+// Report creates an event about the node: its type, its reason in one word, and a message. It needs
+// what Labels has read. The API server forgets the event after an hour.
+func (n *Node) Report(ctx context.Context, kind, reason, message string) error {
+	node, err := n.known()
+	if err != nil {
+		return err
+	}
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-len("…")], "") + "…"
+	}
+	now := time.Now().UTC().Format(time.RFC3339)
+	event := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata":       map[string]any{"generateName": n.name + "."},
+		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": n.name, "uid": string(node.UID)},
+		"type":           kind, "reason": reason, "message": message,
+		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+		"source": map[string]any{"component": component, "host": n.name}, "reportingComponent": component, "reportingInstance": n.name,
+	}}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if _, err := n.events.Create(ctx, event, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("report an event of node %q: %w", n.name, err)
+	}
 	return nil
 }

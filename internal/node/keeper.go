@@ -40,5 +40,6 @@ type Keeper struct {
 	// refused is the change after which check found a problem. findings is the text of the findings
 	// that were printed last, and carried the text about the toolkit's options.
 	refused, findings, carried string
+	reported                   []event     // the last of each reason
 	ready                      atomic.Bool // the last round succeeded
 }

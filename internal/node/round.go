@@ -74,6 +74,11 @@ func (k *Keeper) round(ctx context.Context) error {
 		return nil // the next pod continues
 	}
 	k.print(findings)
+	if k.API != nil {
+		if err := k.report(ctx, findings, time.Now()); err != nil { // the node is no less ready
+			fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: %s\n", cmdline.Plain(err))
+		}
+	}
 	ready := len(problems(findings)) == 0
 	if installed {
 		now = version.Version

@@ -19,7 +19,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -33,16 +33,16 @@ var backends = []string{"dmem", "internal"}
 
 // limitHost is a host whose driver has memory limits.
 type limitHost struct {
-	simtest.Cgroups
+	testtree.Cgroups
 	*sim.Driver
 	leaf string
 }
 
 func newLimitHost(t *testing.T, backend string, o sim.Options) limitHost {
 	t.Helper()
-	h := limitHost{simtest.NewCgroups(t), nil, ""}
+	h := limitHost{testtree.NewCgroups(t), nil, ""}
 	o.Version = sim.NewestVersion
-	h.Driver = simtest.New(t, o)
+	h.Driver = sim.New(t, o)
 	h.leaf = h.Make("pod/leaf", true)
 	h.use(backend, 0)
 	return h
@@ -324,7 +324,7 @@ func TestAFailureRestoresTheLimits(t *testing.T) {
 }
 
 func TestOlderDriversHaveNoMemoryLimits(t *testing.T) {
-	h := limitHost{simtest.NewCgroups(t), simtest.New(t, sim.Options{GPUs: 1}), ""}
+	h := limitHost{testtree.NewCgroups(t), sim.New(t, sim.Options{GPUs: 1}), ""}
 	h.leaf = h.Make("leaf", true)
 	_, err := h.set(h.limit(0, 0, gib))
 	_, readErr := h.read()
@@ -496,7 +496,7 @@ func TestNVMLOfTheSimulatedDriver(t *testing.T) {
 }
 
 func TestAccountsAndMemoryOfTheSimulatedDriver(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 2, Version: sim.NewestVersion})
+	d := sim.New(t, sim.Options{GPUs: 2, Version: sim.NewestVersion})
 	t.Setenv("NVIDIA_SIM_DEV", filepath.Join(d.DevRoot, "dev"))
 	lib := nvml.New(nvml.WithLibraryPath(filepath.Join(d.Root, d.Layout.LibDir(), "libnvidia-ml.so.1")))
 	if ret := lib.Init(); ret != nvml.SUCCESS {

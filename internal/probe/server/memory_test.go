@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -33,8 +33,8 @@ func besideNVML(t *testing.T) {
 // confined program.
 func TestMemoryLimits(t *testing.T) {
 	besideNVML(t)
-	cgroups := simtest.NewCgroups(t)
-	d := simtest.New(t, sim.Options{GPUs: 1, Version: sim.NewestVersion})
+	cgroups := testtree.NewCgroups(t)
+	d := sim.New(t, sim.Options{GPUs: 1, Version: sim.NewestVersion})
 	check(t, os.Mkdir(d.StateDir, 0o700))
 	check(t, d.LimitMemory(sim.MemoryLimits{Backend: "dmem", File: cgroups.File}))
 	asking := func(q probe.Questions) probe.Answers {
