@@ -106,7 +106,7 @@ func (f File) ReadAt(p []byte, off int64) (n int, err error) {
 }
 
 // Close releases the file.
-func (f File) Close() error { return unix.Close(f.fd) }
+func (f File) Close() { unix.Close(f.fd) }
 
 // Read returns the bytes that the file had when st was read, or fewer if it shrank. Errors are those
 // of Reader.
