@@ -3,7 +3,6 @@ package grant
 import (
 	"cmp"
 	"errors"
-	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -114,7 +113,7 @@ func requirementHost(h host.Host, gpus []device.GPU, facts device.Facts) require
 		}
 		one := require.GPU{Index: gpu.Index}
 		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, gpu.BusID) {
+			if f.BusID == gpu.BusID {
 				one.Arch, one.Brand = f.Arch, f.Brand
 			}
 		}

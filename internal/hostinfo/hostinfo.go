@@ -92,7 +92,7 @@ func gpuInfos(gpus []device.GPU, facts device.Facts) []GPU {
 	for _, g := range gpus {
 		info := GPU{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model}
 		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, g.BusID) && f.BusID != "" {
+			if f.BusID == g.BusID && f.BusID != "" {
 				info.NVML = &f
 			}
 		}

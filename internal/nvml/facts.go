@@ -160,7 +160,7 @@ func (r *reader) facts(d handle) device.GPUFacts {
 		address = append(address, byte(c))
 	}
 	g := device.GPUFacts{
-		BusID: busID(unix.ByteSliceToString(address)), // up to the first 0
+		BusID: device.BusID(unix.ByteSliceToString(address)), // up to the first 0
 		Index: d.index,
 		Minor: must(r, "minor number", d.GetMinorNumber, "nvmlDeviceGetMinorNumber"),
 		UUID:  must(r, "UUID", d.GetUUID, "nvmlDeviceGetUUID"),

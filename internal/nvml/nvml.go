@@ -51,19 +51,6 @@ func brand(n int) string {
 	return brands[n]
 }
 
-// busID turns NVML's form of a PCI address, "00000000:65:00.0", into the form of procfs,
-// "0000:65:00.0". A domain of more than 16 bits keeps the digits that it needs.
-func busID(nvml string) string {
-	domain, rest, ok := strings.Cut(strings.ToLower(nvml), ":")
-	if !ok {
-		return nvml
-	}
-	for len(domain) > 4 && domain[0] == '0' {
-		domain = domain[1:]
-	}
-	return domain + ":" + rest
-}
-
 // profile returns the profile "1g.18gb" of a MIG device named "NVIDIA H200 MIG 1g.18gb".
 func profile(name string) string {
 	if _, after, ok := strings.Cut(name, "MIG "); ok {

@@ -6,7 +6,6 @@ import (
 	"os/user"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
@@ -185,7 +184,7 @@ func (s *Status) AddHealth(stateDir string) {
 	}
 	for i := range s.GPUs {
 		for _, g := range f.GPUs {
-			if strings.EqualFold(g.PCI, s.GPUs[i].PCI) {
+			if g.PCI == s.GPUs[i].PCI {
 				s.GPUs[i].Health = &g
 			}
 		}
@@ -203,7 +202,7 @@ func holders(records []Record, has func(Record) bool) []string {
 }
 
 func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
-	i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return strings.EqualFold(l.Facts.BusID, g.PCI) })
+	i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return l.Facts.BusID == g.PCI })
 	if i < 0 {
 		g.Error = cmp.Or(g.Error, live.Error, "NVML does not list it")
 		return

@@ -88,11 +88,11 @@ func Discover(cfg config.Host) (Inventory, error) {
 	}
 	var found []Fault // those without a reason are usable
 	for _, e := range entries {
-		if busID(e.Name()) == "" {
+		if BusID(e.Name()) == "" {
 			continue
 		}
 		gpu, excluded, err := readInformation(filepath.Join(dir, "gpus", e.Name(), "information"))
-		gpu.BusID = e.Name()
+		gpu.BusID = BusID(e.Name())
 		switch {
 		case err != nil:
 			found = append(found, Fault{gpu, err.Error()})
@@ -224,18 +224,21 @@ func isUUID(s string) bool {
 	return ok && len(rest) == 36 && strings.Trim(rest, "0123456789abcdefABCDEF-") == ""
 }
 
-// busID normalizes a PCI address to the form "00000000:65:00.0", whose order is that of NVML's
-// indices. It returns "" if s is not one. Procfs prints a domain of four digits, NVML one of eight,
-// and libnvidia-container accepts fewer, in upper or lower case.
-func busID(s string) string {
+// BusID returns a PCI address in the form of procfs, "0000:65:00.0", or "" if s is none. A domain of
+// more than 16 bits has the digits that it needs. NVML prints a domain of eight digits, and
+// libnvidia-container accepts fewer, in upper or lower case.
+func BusID(s string) string {
 	domain, rest, _ := strings.Cut(strings.ToLower(s), ":")
 	ok, _ := path.Match("[0-9a-f][0-9a-f]:[0-9a-f][0-9a-f].[0-9a-f]", rest)
 	if !ok || domain == "" || len(domain) > 8 || strings.Trim(domain, "0123456789abcdef") != "" {
 		return ""
 	}
-	return fmt.Sprintf("%08s:%s", domain, rest)
+	return fmt.Sprintf("%04s:%s", strings.TrimLeft(domain, "0"), rest)
 }
 
-func sameBusID(a, b string) bool { return busID(a) != "" && busID(a) == busID(b) }
+func sameBusID(a, b string) bool { return BusID(a) != "" && BusID(a) == BusID(b) }
 
-func compareBusID(a, b GPU) int { return strings.Compare(busID(a.BusID), busID(b.BusID)) }
+// compareBusID has the order of NVML's indices.
+func compareBusID(a, b GPU) int {
+	return cmp.Or(cmp.Compare(len(a.BusID), len(b.BusID)), strings.Compare(a.BusID, b.BusID))
+}
