@@ -4,6 +4,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // What callers of this package need of the packages below it.
@@ -26,6 +27,6 @@ const (
 // ViewDir is where a container finds the driver, NoteNoCLibrary how the note about an image without
 // a C library begins.
 const (
-	ViewDir        = place.ViewDir
+	ViewDir        = view.Dir
 	NoteNoCLibrary = place.NoteNoCLibrary
 )

@@ -3,14 +3,16 @@ package runtimeclass
 import (
 	"path"
 	"path/filepath"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Names of the shim. containerd derives the program's name from the runtime type.
 const (
 	RuntimeType = "io.containerd.nvidia.v2"
-	ShimName    = "containerd-shim-nvidia-v2"
-	CtlName     = "nvidia-shimctl"
-	NVMLName    = "nvidia-shim-nvml"
+	ShimName    = version.Shim
+	CtlName     = version.Ctl
+	NVMLName    = version.NVML
 	stockType   = "io.containerd.runc.v2"
 )
 

@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // addExamples adds examples to a command's --help.
@@ -12,7 +14,7 @@ func addExamples(c *cli.Command) {
 }
 
 var examples = map[string][]string{
-	"nvidia-shimctl": {"nvidia-shimctl install --dry-run", "nvidia-shimctl check", "nvidia-shimctl help plan"},
+	runtimeclass.CtlName: {"nvidia-shimctl install --dry-run", "nvidia-shimctl check", "nvidia-shimctl help plan"},
 
 	"info":      {"nvidia-shimctl info", "nvidia-shimctl --json info"},
 	"status":    {"nvidia-shimctl status", "nvidia-shimctl status --watch --interval 5s"},

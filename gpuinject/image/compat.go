@@ -11,12 +11,11 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 const (
 	compatPath = "/usr/local/cuda/compat"
-	// driverMount is where the driver's files are mounted, hiding what the image has there.
-	driverMount = "/usr/local/nvidia"
 	// maxCompatFiles bounds the names in the directory; real ones have about ten.
 	maxCompatFiles = 64
 )
@@ -58,7 +57,7 @@ func (r *Root) findCompat(hostDriver string) Compat {
 		return Compat{Reason: fmt.Sprintf("%s of the image cannot be listed", compatPath)}
 	}
 	c := Compat{Dir: dir}
-	if !ldcache.IsConfDir(dir) || strings.HasPrefix(dir+"/", driverMount+"/") {
+	if !ldcache.IsConfDir(dir) || strings.HasPrefix(dir+"/", view.Dir+"/") {
 		c.Reason = fmt.Sprintf("the directory %.256q cannot be used", dir)
 		return c
 	}

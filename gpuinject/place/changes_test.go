@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // parts are changes that have each field of Changes, and go together.
@@ -27,10 +28,10 @@ func parts() []Changes {
 	return []Changes{
 		{Log: log},
 		{Nodes: []device.Node{{Path: "/dev/a"}}, Groups: []uint32{4}, Classes: []string{"imex"}, IMEX: []int{1}},
-		{View: &View{Root: "/run/view"}, Mounts: []Mount{{Destination: ViewDir, Made: true}}},
+		{View: &View{Root: "/run/view"}, Mounts: []Mount{{Destination: view.Dir, Made: true}}},
 		{Sockets: []string{"mps"}, Mounts: []Mount{{Destination: "/tmp/nvidia-mps"}}},
 		{Memory: []memlimit.Limit{{UUID: "GPU-a", Limit: memlimit.MiB}}},
-		{Links: []Link{{"/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi", "bin/nvidia-smi"}}},
+		{Links: []Link{{"/usr/bin/nvidia-smi", view.Dir + "/bin/nvidia-smi", "bin/nvidia-smi"}}},
 		{Linker: Linker{LibC: "glibc", Directory: "/lib", Cache: "written", Compat: "/compat"},
 			LinkerFiles: []image.File{{Path: "/etc/ld.so.cache"}}, CacheAt: "/etc/ld.so.cache"},
 		{BundleFiles: []image.File{{Path: "profile"}}},

@@ -1,5 +1,5 @@
 // Package place decides where what a container gets goes: in its config.json, in its image, in the
-// view of the driver's files, which is mounted at ViewDir, and in the mask over /proc/driver. It
+// view of the driver's files, which is mounted at view.Dir, and in the mask over /proc/driver. It
 // knows nothing of who may have what.
 //
 //	removed := place.RemoveReplaced(c, driverFiles, nodes)

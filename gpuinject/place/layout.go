@@ -10,10 +10,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// ViewDir is where a container finds the driver: the PATH and LD_LIBRARY_PATH of CUDA images have
-// always pointed there.
-const ViewDir = "/usr/local/nvidia"
-
 // Directories of a view. 32-bit libraries have their own.
 const (
 	viewLib   = "lib64"
@@ -76,7 +72,7 @@ func libraryFile(l driver.Library, name string) string {
 	if l.Dir != "" {
 		return path.Join(l.Dir, l.Name)
 	}
-	return path.Join(ViewDir, nameInView(l, name))
+	return path.Join(view.Dir, nameInView(l, name))
 }
 
 // loaderNames returns the names by which a program can ask the loader for a library.
@@ -97,7 +93,7 @@ func loaderNames(l driver.Library) (names []string) {
 // and the directories of these libraries. A library in a subdirectory (vdpau, gbm) is opened by its
 // path.
 func LoaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
-	dirs = []string{path.Join(ViewDir, viewLib)}
+	dirs = []string{path.Join(view.Dir, viewLib)}
 	for _, l := range files.Libraries {
 		if l.Subdir != "" {
 			continue

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
@@ -69,7 +70,7 @@ func inspect(compatDriver string, root RootFS, compute bool) (img image.Image, c
 	img = root.Inspect(compatDriver)
 	ch.Linker = Linker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
-		ch.Note(NoteNoCLibrary+": its files are at %s all the same", ViewDir)
+		ch.Note(NoteNoCLibrary+": its files are at %s all the same", view.Dir)
 	}
 	compat := &img.Compat
 	at, _ := root.Place(img.LoaderPath())
@@ -102,25 +103,25 @@ func inspect(compatDriver string, root RootFS, compute bool) (img image.Image, c
 // checkViewDir refuses a container if its own mounts or its image occupy the view's mount point, or
 // if that cannot be created. It returns the path of the mount point in the image.
 func checkViewDir(root RootFS, reason string) (string, error) {
-	way, err := root.Way(ViewDir)
+	way, err := root.Way(view.Dir)
 	if err != nil {
 		return "", verdict.Invalid("%w", err)
 	}
 	at := way[len(way)-1]
 	if criu.HasSeparator(at) {
-		return "", verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", ViewDir, request.Quote(at))
+		return "", verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", view.Dir, request.Quote(at))
 	}
 	for _, v := range root.Volumes {
 		over := func(name string) bool { return IsBelow(name, v.At) }
 		if slices.ContainsFunc(way, over) || IsBelow(v.At, at) {
-			return "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
+			return "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), view.Dir)
 		}
 	}
 	if at == "/" {
-		return "", verdict.Invalid("%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
+		return "", verdict.Invalid("%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", view.Dir)
 	}
-	if err := root.CanBeThere(ViewDir); err != nil && !root.Hides(at) {
-		return "", verdict.Precondition("%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, ViewDir, err)
+	if err := root.CanBeThere(view.Dir); err != nil && !root.Hides(at) {
+		return "", verdict.Precondition("%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, view.Dir, err)
 	}
 	return at, nil
 }
@@ -158,7 +159,7 @@ func place(root RootFS, own, viewRoot string, files []Bind) (ch Changes, err err
 		if f.Name != "" && linkable && !root.Hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
-				ch.Links = append(ch.Links, Link{f.Destination, path.Join(ViewDir, f.Name), f.Name})
+				ch.Links = append(ch.Links, Link{f.Destination, path.Join(view.Dir, f.Name), f.Name})
 				continue
 			}
 			if !errors.Is(err, fs.ErrExist) {

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // RemoveReplaced decides which mounts and rules to remove from the specification: those that CDI
@@ -23,7 +24,7 @@ func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Chan
 		return isCDIMount(c, all, m) || c.Input.Container.UserNamespace && isMappedListMount(m) || isDriverDir(all, m)
 	}
 	if slices.ContainsFunc(c.Bundle.Spec.Mounts, func(m specs.Mount) bool { return isDriverDir(all, m) }) {
-		ch.Decide("mount at "+ViewDir, "replaced", "it is this host's directory of the driver")
+		ch.Decide("mount at "+view.Dir, "replaced", "it is this host's directory of the driver")
 	}
 	if !c.Input.EditedByCDI {
 		return ch
@@ -61,10 +62,10 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
 }
 
-// isDriverDir reports whether a read-only mount at ViewDir is this host's directory of the driver, as
+// isDriverDir reports whether a read-only mount at view.Dir is this host's directory of the driver, as
 // GKE's device plugin mounts it into every container that has a GPU. The view takes its place.
 func isDriverDir(files driver.Files, m specs.Mount) bool {
-	if path.Clean(m.Destination) != ViewDir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !IsBind(m) {
+	if path.Clean(m.Destination) != view.Dir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !IsBind(m) {
 		return false
 	}
 	source, err := os.Stat(m.Source)

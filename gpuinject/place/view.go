@@ -28,7 +28,7 @@ type View struct {
 func newView(stateDir string, files driver.Files) (ch Changes, err error) {
 	v := View{Files: files, Spec: layOut(files)}
 	v.Root = view.Path(stateDir, v.Spec)
-	ch = Changes{View: &v, Mounts: []Mount{{v.Root, ViewDir, viewOptions, true}}}
+	ch = Changes{View: &v, Mounts: []Mount{{v.Root, view.Dir, viewOptions, true}}}
 	if files.Replaced == "" {
 		return ch, nil
 	}

@@ -19,6 +19,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 )
 
+// Dir is where a container finds the driver: the PATH and LD_LIBRARY_PATH of CUDA images have
+// always pointed there.
+const Dir = "/usr/local/nvidia"
+
 // File is one file of a view.
 type File struct {
 	// Source is the file on the host: an absolute path that is no symbolic link. It is "" if Data

@@ -80,7 +80,7 @@ var rest = []unmarked{
 		"!ldcache.IsConfDir(dir) ||", "",
 		"TestAnOddCompatDirectoryIsNotUsed"},
 	{"image: no compatibility below the view", "gpuinject/image/compat.go",
-		`strings.HasPrefix(dir+"/", driverMount+"/")`, "false",
+		`strings.HasPrefix(dir+"/", view.Dir+"/")`, `view.Dir == ""`,
 		"TestAnOddCompatDirectoryIsNotUsed"},
 	{"image: SONAME without slash", "gpuinject/image/compat.go",
 		`strings.Contains(soname, "/") ||`, "",

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
@@ -112,7 +113,7 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 	if n.gpus == nil || n.hostErr != nil && n.gpus.Platform != "" {
 		return nil
 	}
-	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs, MIG: n.gpus.MIG}, []string{"compute", "utility"}, n.files)
+	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs, MIG: n.gpus.MIG}, []string{config.Compute, config.Utility}, n.files)
 	if err != nil && host.IsContainer(n.config.Host, n.gpus.DriverVersion) {
 		return problem(host.StartAgain, "%v", err)
 	}

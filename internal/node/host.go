@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -20,8 +21,8 @@ func EnterHost(root string) (programs, account string, err error) {
 		return "", "", err
 	}
 	open := func(dir string) (string, error) {
-		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		return fmt.Sprintf("/proc/self/fd/%d", fd), err
+		fd, err := openat.Root(dir)
+		return openat.Path(fd), err
 	}
 	if programs, err = open(filepath.Dir(self)); err != nil {
 		return "", "", err

@@ -96,11 +96,9 @@ type checkpointer struct {
 }
 
 func openCheckpointer(path string) (*checkpointer, error) {
-	name := C.CString(path)
-	defer C.free(unsafe.Pointer(name))
-	lib := C.dlopen(name, C.RTLD_LAZY)
-	if lib == nil {
-		return nil, fmt.Errorf("load libcuda: %s", C.GoString(C.dlerror()))
+	lib, err := openCUDA(path)
+	if err != nil {
+		return nil, err
 	}
 	c := &checkpointer{lib: lib, functions: map[string]unsafe.Pointer{}}
 	for _, function := range []string{"GetState", "Lock", "Checkpoint", "Restore", "Unlock"} {

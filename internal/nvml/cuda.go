@@ -50,13 +50,22 @@ func cudaFacts(host config.Host) (f device.Facts, err error) {
 	return f, err
 }
 
-func readCUDA(path string) (device.Facts, error) {
-	f := device.Facts{CUDAOnly: true, GPUs: []device.GPUFacts{}}
+// openCUDA loads libcuda.
+func openCUDA(path string) (unsafe.Pointer, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	lib := C.dlopen(name, C.RTLD_LAZY)
 	if lib == nil {
-		return f, fmt.Errorf("load libcuda: %s", C.GoString(C.dlerror()))
+		return nil, fmt.Errorf("load libcuda: %s", C.GoString(C.dlerror()))
+	}
+	return lib, nil
+}
+
+func readCUDA(path string) (device.Facts, error) {
+	f := device.Facts{CUDAOnly: true, GPUs: []device.GPUFacts{}}
+	lib, err := openCUDA(path)
+	if err != nil {
+		return f, err
 	}
 	var cuda, count, major, minor C.int
 	if rc := C.version(lib, &cuda); rc != 0 {

@@ -25,7 +25,7 @@ func libraryPath(cfg config.Host, soname string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := files.Check([]string{"utility"}); err != nil {
+	if err := files.Check([]string{config.Utility}); err != nil {
 		return "", err
 	}
 	for _, l := range files.Libraries {

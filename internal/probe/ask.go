@@ -16,10 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // programName is the name of the program that answers.
-const programName = "nvidia-shimctl"
+const programName = version.Ctl
 
 // socketWait bounds the wait for the kubelet's socket.
 const socketWait = time.Second
@@ -230,7 +231,7 @@ func (f *firstOutput) Write(p []byte) (int, error) {
 func Beside() (string, error) { return besideSelf(programName) }
 
 // NVMLProgram returns the program beside the running executable that can load NVML.
-func NVMLProgram() (string, error) { return besideSelf("nvidia-shim-nvml") }
+func NVMLProgram() (string, error) { return besideSelf(version.NVML) }
 
 // besideSelf returns a program beside the running executable, if only root can have put it there.
 func besideSelf(name string) (string, error) {

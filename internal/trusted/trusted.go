@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 )
 
 // byOthers are the mode bits that let users other than the owner write a file.
@@ -83,7 +85,7 @@ func Program(name string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s %w", name, err)
 	}
-	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	real, err := os.Readlink(openat.Path(int(f.Fd())))
 	if err == nil {
 		err = Above(real)
 	}

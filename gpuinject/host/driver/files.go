@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // Library is a shared library of the driver.
@@ -173,7 +174,7 @@ func (f Files) IsMounted(source, dest string) bool {
 	info, err := os.Stat(source)
 	is := func(name string) bool { return err == nil && isFile(info, name) }
 	isLibrary := func(l Library) bool { return is(l.Path) }
-	if slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32), []string{"/usr/local/nvidia"}), below) &&
+	if slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32), []string{view.Dir}), below) &&
 		(err != nil && namesLibrary(base) || slices.ContainsFunc(f.Libraries, isLibrary)) {
 		return true
 	}

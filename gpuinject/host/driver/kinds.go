@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
@@ -19,15 +20,15 @@ type kind struct {
 }
 
 var (
-	utility     = []string{"utility"}
-	compute     = []string{"compute"}
-	video       = []string{"video"}
-	graphics    = []string{"graphics"}
-	ngx         = []string{"ngx"}
-	computeAndG = []string{"compute", "graphics"}
+	utility     = []string{config.Utility}
+	compute     = []string{config.Compute}
+	video       = []string{config.Video}
+	graphics    = []string{config.Graphics}
+	ngx         = []string{config.NGX}
+	computeAndG = []string{config.Compute, config.Graphics}
 
 	// EveryCapability is for files without which no part of a driver works.
-	EveryCapability = []string{"compute", "display", "graphics", "ngx", "utility", "video"}
+	EveryCapability = []string{config.Compute, config.Display, config.Graphics, config.NGX, config.Utility, config.Video}
 )
 
 // kinds has the names in libnvidia-container's lists, those that nvidia-container-toolkit adds, and
@@ -140,7 +141,7 @@ var binaryKinds = []Binary{
 	{Name: "nvidia-imex-ctl", Capabilities: utility},
 	{Name: "nvidia-cuda-mps-control", Capabilities: compute},
 	{Name: "nvidia-cuda-mps-server", Capabilities: compute},
-	{Name: "nvidia-xconfig", Capabilities: []string{"graphics", "display"}},
+	{Name: "nvidia-xconfig", Capabilities: []string{config.Graphics, config.Display}},
 }
 
 // expectedPrograms are those that every driver comes with. Their absence is reported as that of a

@@ -248,13 +248,13 @@ var expected = []struct {
 	capability, stem string
 	essential        bool
 }{
-	{"compute", "libcuda", true},
-	{"utility", "libnvidia-ml", true},
-	{"video", "libnvcuvid", false},
-	{"video", "libnvidia-encode", false},
-	{"graphics", "libGLX_nvidia", false},
-	{"graphics", "libEGL_nvidia", false},
-	{"ngx", "libnvidia-ngx", false},
+	{config.Compute, "libcuda", true},
+	{config.Utility, "libnvidia-ml", true},
+	{config.Video, "libnvcuvid", false},
+	{config.Video, "libnvidia-encode", false},
+	{config.Graphics, "libGLX_nvidia", false},
+	{config.Graphics, "libEGL_nvidia", false},
+	{config.NGX, "libnvidia-ngx", false},
 }
 
 // Expect notes whether the 64-bit library that a capability needs was found, by its name or SONAME.

@@ -53,7 +53,7 @@ func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 		}
 	}
 	// A host of this kind need not have NVML.
-	s.Expect("compute", "libcuda.so.1", fmt.Sprintf("this is a Tegra, but no list in %s names libcuda.so.1, or it is not there: install the packages nvidia-l4t-core, nvidia-l4t-cuda and nvidia-l4t-init",
+	s.Expect(config.Compute, "libcuda.so.1", fmt.Sprintf("this is a Tegra, but no list in %s names libcuda.so.1, or it is not there: install the packages nvidia-l4t-core, nvidia-l4t-cuda and nvidia-l4t-init",
 		path.Join(cfg.DriverRoot, listDir)))
 	files, err := s.Files()
 	files.Nodes = l.nodes

@@ -58,14 +58,14 @@ func Nodes(cfg config.Host) ([]device.Node, error) {
 // find the driver store through dxcore.
 var onlyHere = map[string][]string{
 	"libdxcore":           driver.EveryCapability,
-	"libcuda_loader":      {"compute"},
-	"libnvdxgdmal":        {"compute"},
-	"libnvdxdlkernels":    {"compute"},
-	"libnvidia-ml_loader": {"utility"},
-	"libnvoptix_loader":   {"graphics"},
-	"libnvwgf2umx":        {"graphics"},
-	"libd3d12":            {"graphics"},
-	"libd3d12core":        {"graphics"},
+	"libcuda_loader":      {config.Compute},
+	"libnvdxgdmal":        {config.Compute},
+	"libnvdxdlkernels":    {config.Compute},
+	"libnvidia-ml_loader": {config.Utility},
+	"libnvoptix_loader":   {config.Graphics},
+	"libnvwgf2umx":        {config.Graphics},
+	"libd3d12":            {config.Graphics},
+	"libd3d12core":        {config.Graphics},
 }
 
 // DriverFiles finds the driver's files. Their names carry no version.
@@ -85,11 +85,11 @@ func DriverFiles(cfg config.Host) (driver.Files, error) {
 		addLibraries(s, dir)
 	}
 	all := append([]string{libraryDir}, packages...)
-	s.Program(driver.Binary{Name: "nvidia-smi", Capabilities: []string{"utility"}}, all)
+	s.Program(driver.Binary{Name: "nvidia-smi", Capabilities: []string{config.Utility}}, all)
 	for _, dir := range all {
 		s.Direct(dir)
 	}
-	for _, e := range [][2]string{{"compute", "libcuda.so.1"}, {"utility", "libnvidia-ml.so.1"}, {"compute", "libdxcore.so"}} {
+	for _, e := range [][2]string{{config.Compute, "libcuda.so.1"}, {config.Utility, "libnvidia-ml.so.1"}, {config.Compute, "libdxcore.so"}} {
 		s.Expect(e[0], e[1], fmt.Sprintf("this is WSL2, but %s was not found in %s: install NVIDIA's driver for Windows there, restart WSL (wsl --shutdown), and see that nvidia-smi works",
 			e[1], path.Join(cfg.DriverRoot, libraryDir)))
 	}
