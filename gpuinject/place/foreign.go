@@ -9,6 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // maxSearched bounds the directories that are searched for libraries, maxFound what is opened in each.
@@ -28,7 +29,7 @@ func warnOfForeign(c Container, root RootFS, img image.Image, files driver.Files
 	}
 	for _, s := range searchedFirst(c.Spec.Process.Env, names) {
 		at, err := root.Target(s.dir)
-		if err != nil || IsBelow(at, ViewDir) || root.Hides(at) || img.Compat.Use && at == img.Compat.Dir {
+		if err != nil || IsBelow(at, view.Dir) || root.Hides(at) || img.Compat.Use && at == img.Compat.Dir {
 			continue
 		}
 		if m, covered := root.Covering(at); covered {
@@ -37,7 +38,7 @@ func warnOfForeign(c Container, root RootFS, img image.Image, files driver.Files
 		}
 		found := slices.DeleteFunc(root.Libraries(at, s.names, maxFound), func(name string) bool {
 			file, _ := root.Target(path.Join(at, name))
-			return IsBelow(file, ViewDir) || slices.ContainsFunc(beside, func(b Bind) bool { return b.Destination == path.Join(at, name) })
+			return IsBelow(file, view.Dir) || slices.ContainsFunc(beside, func(b Bind) bool { return b.Destination == path.Join(at, name) })
 		})
 		slices.Sort(found)
 		if len(found) > 0 {
