@@ -10,12 +10,17 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/rawio"
 )
 
 // Files, directories and links that are made in an image get the owner of the directory that they
 // are in: the container's root, even if its ids are shifted. WriteFile and MakeLink are called
 // before `runc create` only, while no process of the container exists (invariant I4). CanWriteFile
 // and CanMakeLink are for plans: they return the error that WriteFile and MakeLink would return.
+
+// euid and egid are the owner that this process gives a new file, which does not change.
+var euid, egid = uint32(os.Geteuid()), uint32(os.Getegid())
 
 // CanWriteFile returns nil if WriteFile can make name a file, otherwise why not.
 func (r *Root) CanWriteFile(name string) error {
@@ -30,7 +35,7 @@ func (r *Root) CanWriteFile(name string) error {
 // directories above it. An existing file is replaced by rename, so that a reader sees the old file
 // or the new one. A file that already has these bytes is left alone.
 func (r *Root) WriteFile(name string, data []byte) error {
-	if old, err := r.readFile(name, int64(len(data))); err == nil && bytes.Equal(old, data) {
+	if r.hasContent(name, data) {
 		return nil
 	}
 	name = path.Clean("/" + name)
@@ -43,6 +48,17 @@ func (r *Root) WriteFile(name string, data []byte) error {
 	}
 	r.changed(path.Join(dir.path, path.Base(name)))
 	return nil
+}
+
+// hasContent reports whether name is a regular file with this content.
+func (r *Root) hasContent(name string, data []byte) bool {
+	at, err := r.lookup(name)
+	at.close()
+	if err != nil || at.stat.Size != int64(len(data)) {
+		return false
+	}
+	old, err := r.readFile(name, int64(len(data)))
+	return err == nil && bytes.Equal(old, data)
 }
 
 // CanMakeLink returns nil if MakeLink can make name a link, otherwise why not.
@@ -229,7 +245,7 @@ func (f *found) writeAndRename(base string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	err = writeAll(fd, data)
+	err = rawio.Write(fd, data)
 	if err == nil {
 		err = f.adopt(fd, unix.S_IFREG, 0o644)
 	}
@@ -247,18 +263,7 @@ func (f *found) writeAndRename(base string, data []byte) error {
 
 // isOurs reports whether f has the owner that this process gives a new file.
 func (f *found) isOurs() bool {
-	return int(f.stat.Uid) == os.Geteuid() && int(f.stat.Gid) == os.Getegid()
-}
-
-func writeAll(fd int, data []byte) error {
-	for len(data) > 0 {
-		n, err := unix.Write(fd, data)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		data = data[max(n, 0):]
-	}
-	return nil
+	return f.stat.Uid == euid && f.stat.Gid == egid
 }
 
 // adoptName calls adopt for a name in f.
@@ -280,7 +285,7 @@ func (f *found) adopt(fd int, made, mode uint32) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	if st.Mode&^unix.S_ISGID != made || int(st.Uid) != os.Geteuid() {
+	if st.Mode&^unix.S_ISGID != made || st.Uid != euid {
 		return unix.EEXIST
 	}
 	if st.Uid != f.stat.Uid || st.Gid != f.stat.Gid {

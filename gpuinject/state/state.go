@@ -25,32 +25,37 @@ type State struct {
 // not a symbolic link, and a parent directory in which others cannot rename it. A read-only State
 // creates, keeps and locks nothing.
 func Open(dir string, readOnly bool) (*State, error) {
-	if _, err := os.Lstat(dir); readOnly && errors.Is(err, fs.ErrNotExist) {
-		return &State{dir, true}, nil
-	}
-	if !readOnly {
+	// The parent may be a link made by root, like /var/run.
+	parent := filepath.Dir(dir)
+	var above, st unix.Stat_t
+	err := unix.Lstat(dir, &st)
+	if errors.Is(err, fs.ErrNotExist) {
+		if readOnly {
+			return &State{dir, true}, nil
+		}
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
+		err = unix.Lstat(dir, &st)
 	}
-	parent := filepath.Dir(dir)
-	// The parent may be a link made by root, like /var/run.
-	var st unix.Stat_t
-	if err := unix.Lstat(parent, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK && st.Uid == 0 {
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: dir, Err: err})
+	}
+	err = unix.Lstat(parent, &above)
+	if err == nil && above.Mode&unix.S_IFMT == unix.S_IFLNK && above.Uid == 0 {
 		if parent, err = filepath.EvalSymlinks(parent); err != nil {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
+		err = unix.Lstat(parent, &above)
 	}
-	for _, c := range []struct {
-		name  string
-		check func(*unix.Stat_t) error
-	}{{dir, trusted.Directory}, {parent, trusted.Parent}} {
-		if err := unix.Lstat(c.name, &st); err != nil {
-			return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: c.name, Err: err})
-		}
-		if err := c.check(&st); err != nil {
-			return nil, fmt.Errorf("state directory %s: %s %w", dir, c.name, err)
-		}
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: parent, Err: err})
+	}
+	if err := trusted.Directory(&st); err != nil {
+		return nil, fmt.Errorf("state directory %s: %s %w", dir, dir, err)
+	}
+	if err := trusted.Parent(&above); err != nil {
+		return nil, fmt.Errorf("state directory %s: %s %w", dir, parent, err)
 	}
 	return &State{dir, readOnly}, nil
 }

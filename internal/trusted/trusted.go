@@ -10,7 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/rawio"
 )
+
+// euid is the effective user, which does not change.
+var euid = uint32(os.Geteuid())
 
 // byOthers are the mode bits that let users other than the owner write a file.
 const byOthers = 0o022
@@ -20,10 +24,10 @@ func WritableByOthers(mode uint32) bool { return mode&byOthers != 0 }
 
 // File returns an error unless st describes a regular file that only root can change. The text of
 // the error continues a sentence that begins with the file's name.
-func File(st *unix.Stat_t) error { return check(st, unix.S_IFREG, uint32(os.Geteuid())) }
+func File(st *unix.Stat_t) error { return check(st, unix.S_IFREG, euid) }
 
 // Directory checks a directory like File.
-func Directory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, uint32(os.Geteuid())) }
+func Directory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, euid) }
 
 // Parent checks the parent directory of a trusted file. It may also be a world-writable sticky
 // directory like /tmp, where other users cannot replace a file that is not theirs.
@@ -115,12 +119,12 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 // fstat(2). It does not follow a link in the last component, and does not wait for a writer of a
 // FIFO.
 func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := rawio.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, st, err
 	}
-	defer f.Close()
-	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
+	defer unix.Close(fd)
+	if err = unix.Fstat(fd, &st); err == nil {
 		err = File(&st)
 	}
 	if err == nil && st.Size > maxSize {
@@ -129,8 +133,11 @@ func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
 	if err != nil {
 		return nil, st, fmt.Errorf("%s %w", path, err)
 	}
-	data = make([]byte, st.Size)
-	if _, err := io.ReadFull(f, data); err != nil {
+	data, err = rawio.Read(fd, int(st.Size), int(st.Size))
+	if err == nil && len(data) < int(st.Size) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
 		return nil, st, fmt.Errorf("read %s: %w", path, err)
 	}
 	return data, st, nil

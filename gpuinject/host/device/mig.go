@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
@@ -117,6 +119,10 @@ type migDevices struct {
 func readMIG(cfg config.Host, gpu GPU) (migDevices, error) {
 	var m migDevices
 	mig := fmt.Sprintf("gpu%d/mig", gpu.Minor)
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), &st); err == nil && st.Nlink == 2 {
+		return m, nil // procfs counts subdirectories: there are none
+	}
 	gis, err := numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), "gi")
 	if err != nil {
 		return m, fmt.Errorf("list MIG devices: %w", err)

@@ -3,7 +3,6 @@ package device
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,7 +10,10 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/rawio"
 )
 
 // maxFile bounds a file of procfs or sysfs, in bytes. The largest known have about 1 KiB.
@@ -19,12 +21,15 @@ const maxFile = 64 << 10
 
 // ReadFile reads a file of procfs or sysfs.
 func ReadFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
+	fd, err := rawio.Open(name, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	defer unix.Close(fd)
+	data, err := rawio.Read(fd, 2<<10, maxFile+1)
+	if err != nil {
+		err = &os.PathError{Op: "read", Path: name, Err: err}
+	}
 	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("read %s: file too large", name)
 	}
