@@ -75,7 +75,7 @@ func findGrant(c Container, ask Ask) (host.Host, grant.Grant, error) {
 
 // giveDriver decides how the container gets the driver with the devices of its grant.
 func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (place.Changes, error) {
-	found, err := driverFiles(c, h)
+	found, err := driverFiles(c, h, g.Request.Capabilities)
 	if err != nil {
 		return place.Changes{}, err
 	}
@@ -147,18 +147,42 @@ func maskWithoutGPU(c Container, img *image.Root) (ch place.Changes, err error) 
 	return ch, place.CheckProc(root, true)
 }
 
-// filesName is the file in the state directory that holds the list of the driver's files.
+// filesName is the file in the state directory that holds the list of the driver's files, and
+// shortName the one with what containers with these capabilities need of it.
 const filesName = "driver.json"
 
-// driverFiles returns the driver's files: the list kept in the state directory if these files are
-// unchanged, otherwise the result of a new search, which is then kept. Between an upgrade of the
-// driver's packages and the reboot, the host has only files of a driver that is not loaded: then the
-// kept list is returned as Replaced, because a view may still hold the loaded driver's files.
-func driverFiles(c Container, h host.Host) (driver.Files, error) {
+func shortName(caps []string) string { return "driver-" + strings.Join(caps, "-") + ".json" }
+
+// driverFiles returns the driver's files that c needs for the capabilities: from the list kept in
+// the state directory for these capabilities or, if it is not fresh, from the list of all files.
+func driverFiles(c Container, h host.Host, caps []string) (driver.Files, error) {
 	st, err := state.Open(c.Config.Host.StateDir, c.Config.Host.ReadOnlyState)
 	if err != nil {
 		return driver.Files{}, verdict.Precondition("%w", err)
 	}
+	if place.ReplacesMounts(c.toPlace()) {
+		return allDriverFiles(st, h)
+	}
+	var short driver.Files
+	if st.Load(shortName(caps), &short) && slices.Equal(short.Only, caps) && short.Fresh(h.Config, h.DriverVersion) {
+		return short, nil
+	}
+	files, err := allDriverFiles(st, h)
+	if err != nil || files.Replaced != "" {
+		return files, err
+	}
+	short = files.Short(caps)
+	if err := st.Store(shortName(caps), &short); err != nil {
+		return driver.Files{}, verdict.Internal("keep the list of driver files: %w", err)
+	}
+	return short, nil
+}
+
+// allDriverFiles returns the list of all files of the driver: the list kept in the state directory
+// if it is fresh, otherwise the result of a new search, which is then kept. Between an upgrade of the
+// driver's packages and the reboot, the host has only files of a driver that is not loaded: then the
+// kept list is returned as Replaced, because a view may still hold the loaded driver's files.
+func allDriverFiles(st *state.State, h host.Host) (driver.Files, error) {
 	var kept driver.Files
 	if st.Load(filesName, &kept) && kept.Fresh(h.Config, h.DriverVersion) {
 		return kept, nil

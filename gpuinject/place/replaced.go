@@ -18,7 +18,7 @@ import (
 
 // RemoveReplaced decides which mounts and rules to remove from the specification: those that CDI
 // added for what the shim provides itself, and the device list if runc could not mount it. all
-// holds the files of this host's driver, nodes the nodes that the container gets.
+// holds the files of this host's driver, if ReplacesMounts, nodes the nodes that the container gets.
 func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Changes) {
 	ch.Edits.RemoveMount = func(m specs.Mount) bool {
 		return isCDIMount(c, all, m) || c.Input.Container.UserNamespace && isMappedListMount(m) || isDriverDir(all, m)
@@ -43,6 +43,11 @@ func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Chan
 		}
 	}
 	return ch
+}
+
+// ReplacesMounts reports whether RemoveReplaced needs all files of the driver for this container.
+func ReplacesMounts(c Container) bool {
+	return c.Input.EditedByCDI || slices.ContainsFunc(c.Bundle.Spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == view.Dir })
 }
 
 // isCDIMount reports whether a mount comes from NVIDIA's CDI specification: a file of this host's

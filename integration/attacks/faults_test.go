@@ -15,11 +15,19 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// T62: whatever the file with facts about the driver contains, containers get the GPUs of this
-// host.
+// T62: whatever the files with facts about the driver contain, containers get the GPUs of this host.
 func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 	h := newHost(t, simhost.Options{})
-	name := filepath.Join(h.Driver.StateDir, "driver.json")
+	h.sees(t, testenv.RunOptions{Env: []string{one}}, 0)
+	for _, name := range []string{"driver.json", "driver-compute-utility.json"} {
+		t.Run(name, func(t *testing.T) { testDamaged(t, h, name) })
+	}
+	t.Run("T62 then all is well", func(t *testing.T) { h.sees(t, testenv.RunOptions{Env: []string{one}}, 0) })
+}
+
+// testDamaged damages one of the files, while the others are missing.
+func testDamaged(t *testing.T, h *host, base string) {
+	name := filepath.Join(h.Driver.StateDir, base)
 	good, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
@@ -49,6 +57,11 @@ func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			h.unharmed(t, func() {
 				defer os.RemoveAll(name)
+				for _, other := range namesIn(h.Driver.StateDir) {
+					if strings.HasPrefix(other, "driver") {
+						_ = os.Remove(filepath.Join(h.Driver.StateDir, other))
+					}
+				}
 				if err := errors.Join(os.WriteFile(name, good, 0o600), tc.damage()); err != nil {
 					t.Fatal(err)
 				}
@@ -66,7 +79,6 @@ func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 			})
 		})
 	}
-	t.Run("T62 then all is well", func(t *testing.T) { h.sees(t, testenv.RunOptions{Env: []string{one}}, 0) })
 }
 
 // T61: a file that other users can change grants nothing and is not used, and the error names it.

@@ -262,7 +262,7 @@ func sysctls(t testing.TB) []string {
 // known matches the names of what the shim keeps: views, events, facts about the driver, locks.
 // The reservation of a probe that was killed, moving-0.json, counts for nothing: no process has
 // locked it.
-var known = regexp.MustCompile(`^(view|lock|events\.jsonl|moving-[0-9]+\.json|[a-z]+\.(json|lock|json\.lock))$`)
+var known = regexp.MustCompile(`^(view|lock|driver-[a-z0-9-]+\.json|events\.jsonl|moving-[0-9]+\.json|[a-z]+\.(json|lock|json\.lock))$`)
 
 // state is one line for each other entry of the state directory.
 func (h *host) state(t testing.TB) []string {

@@ -93,8 +93,14 @@ type Files struct {
 	// Replaced, in a list that was kept, says that the files have gone and those of another version
 	// took their place. They may still be in a view.
 	Replaced string  `json:"-"`
-	Stamps   []Stamp // the files and places that the search depended on
-	Found    int64   // when the search began, in nanoseconds since 1970
+	Stamps   []Stamp // the files and places that the search looked at
+	// Places are the paths that Fresh compares, Sum the checksum of their stamps, "" if one of them
+	// was changed just before the search. Absent are paths at which nothing may be.
+	Places, Absent []string
+	Sum            string
+	Found          int64 // when the search began, in nanoseconds since 1970
+	// Only, if not nil, are the capabilities to which Short has reduced the list.
+	Only []string `json:",omitempty"`
 	// Identity is a checksum of the states of Libraries, Binaries and Data, of which a view is
 	// made. Directories and ld.so.cache are not included: they change with every package that the
 	// host installs.
@@ -131,6 +137,27 @@ func (f Files) For(caps []string) Files {
 	// Libraries and data are implied, programs are not: video needs no MPS server.
 	f.Binaries = slices.DeleteFunc(slices.Clone(f.Binaries), func(b Binary) bool { return !has(b.Capabilities, caps) })
 	return f
+}
+
+// Short returns what a container with these capabilities needs of the list. It is as fresh as the
+// list.
+func (f Files) Short(caps []string) Files {
+	want := implied(caps)
+	s := f.For(caps)
+	s.Only = slices.Clone(caps)
+	s.Refused, s.LeftOut, s.Others, s.Stamps, s.Searched = nil, nil, nil, nil, nil
+	s.Missing, s.Problems = nil, map[string]string{}
+	for _, m := range f.Missing {
+		if capability, _, _ := strings.Cut(m, ": "); slices.Contains(want, capability) {
+			s.Missing = append(s.Missing, m)
+		}
+	}
+	for _, c := range want {
+		if text, ok := f.Problems[c]; ok {
+			s.Problems[c] = text
+		}
+	}
+	return s
 }
 
 // Check returns an error if one of these capabilities is not available: libcuda for compute and

@@ -16,7 +16,7 @@ import (
 
 // format is raised whenever a search finds something else on the same host, so that the results of
 // an older shim are not used. A test (tablesSum) notices a change of the tables.
-const format = 5
+const format = 6
 
 // Stamp is the state of a file or directory at the time of a search. If there was none, all but
 // Path is zero.
@@ -58,11 +58,12 @@ func newStamp(name string, st unix.Stat_t) Stamp {
 	}
 }
 
-// Fresh reports whether a new search with these arguments would find the same: every library
-// directory, every file that was taken or refused, every place where nothing was, and the
-// ld.so.cache are in the state they were in. It looks at metadata only.
+// Fresh reports whether a new search with these arguments would find the same: the directories that
+// were read, and what the search depended on outside them, are in the state they were in. A file in
+// these directories is replaced, added or removed only by changing its directory, and a file changed
+// in place is the one that a view shows. It looks at metadata only.
 func (f Files) Fresh(cfg config.Host, version string) bool {
-	if f.Format != format || f.Version != version || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
+	if f.Format != format || f.Sum == "" || f.Version != version || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
 		return false
 	}
 	t, err := openTree(cfg.DriverRoot)
@@ -73,21 +74,109 @@ func (f Files) Fresh(cfg config.Host, version string) bool {
 	if t.real != f.RealRoot {
 		return false
 	}
-	for _, then := range f.Stamps {
-		// A file changed just before the search may have changed again after it with the same
-		// timestamp. Times far in the future come from file systems with timestamps of their own.
-		since := time.Duration(then.Ctime - f.Found)
-		if then.Ctime != 0 && -settling < since && since < time.Hour || t.stamp(then.Path) != then {
+	for _, name := range f.Absent {
+		if t.stamp(name) != (Stamp{Path: name}) {
 			return false
 		}
 	}
+	// A path by which the kernel finds the same file outside t is as good, and cheaper. An absolute
+	// link leads elsewhere.
+	return f.sumOfPlaces(t.stampOutside) == f.Sum || f.sumOfPlaces(t.stamp) == f.Sum
+}
+
+func (f Files) sumOfPlaces(stamp func(name string) Stamp) string {
+	now := make([]Stamp, len(f.Places))
+	for i, name := range f.Places {
+		now[i] = stamp(name)
+	}
+	return sumOf(now)
+}
+
+// sumOf returns a checksum of stamps.
+func sumOf(stamps []Stamp) string {
+	var text []byte
+	for _, s := range stamps {
+		text = fmt.Appendln(text, s)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// dependsOn returns the stamps of the places that Fresh compares: of the directories that were read;
+// of files that are not in one of them, or were refused, so that a repair is noticed; and of names
+// that were absent there. Of an absent path the first component that is missing is enough.
+func (s *Search) dependsOn() (places []Stamp) {
+	refused := map[string]bool{}
+	for _, r := range s.files.Refused {
+		refused[r.Path] = true
+	}
+	for _, stamp := range s.files.Stamps {
+		if stamp.Inode == 0 {
+			stamp.Path = s.firstMissing(stamp.Path)
+		}
+		inDirectory := s.read[path.Dir(stamp.Path)] && !s.leadsOut(stamp.Path)
+		needed := s.read[stamp.Path] || refused[s.host(stamp.Path)] || !inDirectory
+		if needed && !slices.Contains(places, stamp) {
+			places = append(places, stamp)
+		}
+	}
+	return places
+}
+
+// firstMissing returns the first component of an absent path that is missing, as a path.
+func (s *Search) firstMissing(name string) string {
+	for dir := path.Dir(name); ; name, dir = dir, path.Dir(dir) {
+		if fd, _, err := s.resolve(dir); err == nil || dir == "/" {
+			unix.Close(fd)
+			return name
+		}
+	}
+}
+
+// leadsOut reports whether a name in a directory is a link to another directory, so that a change
+// there changes what the name leads to.
+func (s *Search) leadsOut(name string) bool {
+	fd, _, err := s.resolve(path.Dir(name))
+	if err != nil {
+		return true
+	}
+	defer unix.Close(fd)
+	text, base := make([]byte, unix.PathMax), path.Base(name)
+	for range 40 {
+		n, err := unix.Readlinkat(fd, base, text)
+		if err != nil {
+			return false
+		}
+		if base = string(text[:n]); strings.Contains(base, "/") {
+			return true
+		}
+	}
 	return true
+}
+
+// isSettled reports whether no place was changed so shortly before the search that it may have
+// changed again after it with the same timestamp. Times far in the future come from file systems
+// with timestamps of their own.
+func (f Files) isSettled(places []Stamp) bool {
+	return !slices.ContainsFunc(places, func(s Stamp) bool {
+		since := time.Duration(s.Ctime - f.Found)
+		return s.Ctime != 0 && -settling < since && since < time.Hour
+	})
 }
 
 func (t *tree) stamp(name string) Stamp {
 	fd, st, err := t.resolve(name)
 	if err == nil {
 		unix.Close(fd)
+	}
+	return newStamp(name, st)
+}
+
+// stampOutside is like stamp, but links are followed from the root of the host.
+func (t *tree) stampOutside(name string) Stamp {
+	var st unix.Stat_t
+	if err := unix.Fstatat(t.fd, "./"+name, &st, 0); err != nil {
+		st = unix.Stat_t{}
 	}
 	return newStamp(name, st)
 }

@@ -28,15 +28,12 @@ func TestFresh(t *testing.T) {
 		{"nothing changed", true, func(*fakeRoot) {}},
 		{"something else changed", true, func(r *fakeRoot) { r.Write("etc/resolv.conf", ""); r.Write("var/lib/x", "") }},
 		{"a library was read", true, func(r *fakeRoot) { os.ReadFile(r.Dir + lib) }},
-		{"a library was touched", false, func(r *fakeRoot) { r.Check(os.Chtimes(r.Dir+lib, time.Now(), time.Now())) }},
-		{"a library was overwritten in place with as many bytes and its old times", false, func(r *fakeRoot) {
-			st, err := os.Stat(r.Dir + lib)
-			r.Check(err)
+		{"a library was touched", true, func(r *fakeRoot) { r.Check(os.Chtimes(r.Dir+lib, time.Now(), time.Now())) }},
+		{"a library was overwritten in place", true, func(r *fakeRoot) {
 			f, err := os.OpenFile(r.Dir+lib, os.O_WRONLY, 0)
 			r.Check(err)
 			f.WriteAt([]byte{0x7f}, 0)
 			r.Check(f.Close())
-			r.Check(os.Chtimes(r.Dir+lib, st.ModTime(), st.ModTime()))
 		}},
 		{"a library was replaced by rename", false, func(r *fakeRoot) {
 			r.Write("new", elf64("libcuda.so.1"))
@@ -49,6 +46,14 @@ func TestFresh(t *testing.T) {
 			r.core("usr/local/nvidia/lib64", version)
 		}},
 		{"a directory that was absent appeared", false, func(r *fakeRoot) { r.core("run/opengl-driver/lib", version) }},
+		{"a file that a link in another directory leads to was replaced", false, func(r *fakeRoot) {
+			r.Check(os.Remove(r.Dir + "/opt/y/middle"))
+			r.Link("opt/y/middle", "/opt/y/other")
+		}},
+		{"a directory above was replaced by one like it", false, func(r *fakeRoot) {
+			r.Check(os.Rename(r.Dir+"/usr/local", r.Dir+"/usr/before"))
+			r.core("usr/local/nvidia/lib64", version)
+		}},
 		{"ld.so.cache was written", false, func(r *fakeRoot) { r.cache("/lib/libcuda.so.1") }},
 		{"a refused library was repaired", false, func(r *fakeRoot) { r.Check(os.Chmod(r.Dir+"/usr/lib64/libnvidia-ngx.so."+version, 0o755)) }},
 		{"what a dangling link names appeared", false, func(r *fakeRoot) { r.lib("opt/x/libnvidia-cbl.so."+version, "libnvidia-cbl.so."+version) }},
@@ -70,6 +75,12 @@ func TestFresh(t *testing.T) {
 			r.Check(os.Chmod(r.Write("usr/lib64/libnvidia-ngx.so."+version, elf64("")), 0o757))
 			r.Link("usr/lib64/libnvidia-cbl.so."+version, "/opt/x/libnvidia-cbl.so."+version)
 			r.Write("usr/bin/sh", "")
+			r.Write("var/lib/y", "")
+			r.Write("etc/hosts", "")
+			r.lib("opt/z/libnvidia-cfg.so."+version, "libnvidia-cfg.so.1")
+			r.lib("opt/y/other", "libnvidia-cfg.so.1")
+			r.Link("opt/y/middle", "/opt/z/libnvidia-cfg.so."+version)
+			r.Link("usr/lib64/libnvidia-cfg.so."+version, "/opt/y/middle")
 			r.Write("usr/share/vulkan/icd.d/intel_icd.json", "")
 			found := r.settled()
 			data, err := json.Marshal(found)
@@ -117,12 +128,23 @@ func TestFresh(t *testing.T) {
 			t.Error("fresh although the link leads somewhere in the root now")
 		}
 	})
-	t.Run("files that were written at the same moment are not trusted", func(t *testing.T) {
+	t.Run("a directory that was changed at the same moment is not trusted", func(t *testing.T) {
 		r := squashfs(t)
 		r.settled()
-		r.Check(os.Chtimes(r.Dir+lib, time.Now(), time.Now()))
+		r.Write(filepath.Dir(lib)+"/new", "")
 		if files := r.discover(); files.Fresh(r.host, version) {
 			t.Error("fresh")
+		}
+	})
+	t.Run("the state of a place without links is the same outside the root", func(t *testing.T) {
+		r := squashfs(t)
+		tree, err := openTree(r.Dir)
+		r.Check(err)
+		defer tree.Close()
+		for _, name := range []string{lib, filepath.Dir(lib), "/", "/none", "/usr/local/none/x"} {
+			if got, want := tree.stampOutside(name), tree.stamp(name); got != want {
+				t.Errorf("%s: %+v, in the root %+v", name, got, want)
+			}
 		}
 	})
 	t.Run("the zero value is not fresh", func(t *testing.T) {
@@ -157,7 +179,7 @@ func TestIdentityIsOfEveryFileOfTheDriverAndNothingElse(t *testing.T) {
 
 // A host that an older shim has searched is searched again only if format is raised.
 func TestTheFormatFollowsTheTables(t *testing.T) {
-	const tablesFormat, tablesSum = 5, "65a3013a98b848c3"
+	const tablesFormat, tablesSum = 6, "65a3013a98b848c3"
 	var text strings.Builder
 	fmt.Fprint(&text, kinds, neverGiven, libraryDirs(), binaryKinds, expectedPrograms, binaryDirs, dataDirs, xorgDirs)
 	for _, k := range dataKinds {
@@ -189,5 +211,28 @@ func TestAStampKnowsTheContent(t *testing.T) {
 	testtree.Check(t, os.Chtimes(name+".old", time.Time{}, time.Unix(1, 0)))
 	if then.IsContentOf(stat()) || (Stamp{}).IsContentOf(unix.Stat_t{}) {
 		t.Error("a changed file, or none, counts as the same content")
+	}
+}
+
+// What a container needs is the same in the short list, which is a fraction of the other.
+func TestTheShortListHasWhatAContainerNeeds(t *testing.T) {
+	r := squashfs(t)
+	r.Check(os.Remove(r.Dir + "/usr/local/nvidia/lib64/libnvidia-ml.so." + version))
+	all := r.settled()
+	for _, caps := range [][]string{{}, {"compute"}, {"compute", "utility"}, {"video"}, {"display", "utility"}, {"compat32", "compute", "graphics", "ngx", "utility", "video"}} {
+		data, err := json.Marshal(all.Short(caps))
+		r.Check(err)
+		var short Files
+		r.Check(json.Unmarshal(data, &short))
+		want, got := all.For(caps), short.For(caps)
+		if !reflect.DeepEqual(want.Libraries, got.Libraries) || !reflect.DeepEqual(want.Data, got.Data) || !reflect.DeepEqual(want.Binaries, got.Binaries) {
+			t.Errorf("%v: %v, want %v", caps, got, want)
+		}
+		if fmt.Sprint(all.Check(caps)) != fmt.Sprint(short.Check(caps)) || all.Key() != short.Key() || !short.Fresh(r.host, version) {
+			t.Errorf("%v: %v, want %v; key %s, want %s; fresh: %v", caps, short.Check(caps), all.Check(caps), short.Key(), all.Key(), short.Fresh(r.host, version))
+		}
+		if len(short.Stamps) > 0 {
+			t.Errorf("%v: the stamps of all files are in it", caps)
+		}
 	}
 }

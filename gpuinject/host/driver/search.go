@@ -47,6 +47,7 @@ type Search struct {
 	*tree
 	files  Files
 	listed map[string][]string // results of Names
+	read   map[string]bool     // directories that were read, by their names and without links
 	seen   map[string]bool     // library files examined, by real path and name
 	used   map[string]bool     // directories in which a library was found
 	others []string            // host paths of libcuda and libnvidia-ml in other versions
@@ -66,7 +67,7 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 			Format: format, Version: version, Root: cfg.DriverRoot, RealRoot: t.real, Extra: slices.Clone(cfg.DriverLibraries),
 			Found: time.Now().UnixNano(), Problems: map[string]string{},
 		},
-		listed: map[string][]string{}, seen: map[string]bool{}, used: map[string]bool{}, cudaDirs: map[string]bool{},
+		listed: map[string][]string{}, read: map[string]bool{}, seen: map[string]bool{}, used: map[string]bool{}, cudaDirs: map[string]bool{},
 	}, nil
 }
 
@@ -77,6 +78,17 @@ func (s *Search) Files() (Files, error) {
 		return Files{}, fmt.Errorf("find driver files: %w", s.err)
 	}
 	s.files.Identity = s.identity()
+	var there []Stamp
+	for _, place := range s.dependsOn() {
+		if place.Inode == 0 {
+			s.files.Absent = append(s.files.Absent, place.Path)
+			continue
+		}
+		s.files.Places, there = append(s.files.Places, place.Path), append(there, place)
+	}
+	if s.files.isSettled(there) {
+		s.files.Sum = sumOf(there)
+	}
 	s.files.Others = s.others
 	return s.files, nil
 }
@@ -96,7 +108,8 @@ func (s *Search) leaveOut(name, reason string) {
 	}
 }
 
-// open opens a file and records its stamp, or its absence. The caller closes it.
+// open opens a file and records the stamps of its path and of its name, which may be a link, or its
+// absence. The caller closes it.
 func (s *Search) open(name string) (*file, error) {
 	f, err := s.tree.open(name)
 	if err != nil {
@@ -104,17 +117,17 @@ func (s *Search) open(name string) (*file, error) {
 		return nil, err
 	}
 	s.stamp(f.inner, f.st)
+	s.stamp(name, f.st)
 	return f, nil
 }
 
-// find opens a file that passes the check and refuses one that does not. The stamp of its name,
-// which may be a link, is recorded too. The caller closes the file if ok is true.
+// find opens a file that passes the check and refuses one that does not. The caller closes the file
+// if ok is true.
 func (s *Search) find(name string, check func(*unix.Stat_t) error) (f *file, ok bool) {
 	f, err := s.open(name)
 	if err != nil {
 		return nil, false
 	}
-	s.stamp(name, f.st)
 	if err := check(&f.st); err != nil {
 		s.Refuse(f.inner, err.Error())
 		f.close()
@@ -158,6 +171,7 @@ func (s *Search) Names(dir string) []string {
 		s.Refuse(dir, "cannot be listed: "+err.Error())
 	}
 	s.listed[dir] = names
+	s.read[dir], s.read[f.inner] = true, true
 	slices.Sort(s.listed[dir])
 	return s.listed[dir]
 }
@@ -213,7 +227,6 @@ func (s *Search) Library(name string, lib Library, develop bool) error {
 		return err
 	}
 	defer f.close()
-	s.stamp(name, f.st)
 	return s.take(f, path.Dir(name), lib, develop)
 }
 
@@ -233,7 +246,6 @@ func (s *Search) Alias(link string) bool {
 	if name := path.Base(link); name != l.Name && !slices.Contains(l.Links, name) {
 		l.Links = append(l.Links, name)
 	}
-	s.stamp(link, f.st)
 	return true
 }
 
