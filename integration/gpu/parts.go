@@ -17,7 +17,7 @@ import (
 var sources embed.FS
 
 // Programs are the names of the C programs that the tests run on the GPUs.
-var Programs = []string{"vectoradd", "mapbar", "hold", "count", "suspend", "loads", "egldevices", "vkdevices", "cldevices", "video"}
+var Programs = []string{"vectoradd", "mapbar", "hold", "count", "suspend", "loads", "egldevices", "vkdevices", "cldevices", "video", "limits"}
 
 // LostLibrary is a library that Compile makes beside Programs.
 const LostLibrary = "lost.so"

@@ -12,7 +12,8 @@
 // Suspend and Resume load libcuda as well, through which the driver moves the GPU memory of other
 // processes to the host and back. These processes are hostile, so the whole program is confined: a
 // program that does not link libraries calls Confine and executes nvidia-shim-nvml, which may then
-// make the system calls of an allow-list only.
+// make the system calls of an allow-list only. So is the program that sets and reads memory limits of
+// a cgroup: NVML takes them from a program with CAP_SYS_ADMIN, and writes to the cgroups.
 //
 // A property that a GPU does not have is absent from the answer, never zero. A program
 // without cgo cannot load a library: Linked is false, and every question is an error.

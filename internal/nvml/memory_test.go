@@ -495,6 +495,32 @@ func TestNVMLOfTheSimulatedDriver(t *testing.T) {
 	}
 }
 
+// The program of the trial on a real driver, which has no cgo.
+func TestTheProgramThatTriesLimits(t *testing.T) {
+	h := newLimitHost(t, "dmem", sim.Options{GPUs: 1})
+	program := filepath.Join(t.TempDir(), "limits")
+	if out, err := exec.Command("gcc", "-O2", "-o", program, "../../integration/gpu/programs/limits.c", "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v: %s", err, out)
+	}
+	for _, tc := range []struct {
+		arguments []string
+		want      string
+	}{
+		{[]string{h.leaf}, "0 soft 0 hard 18446744073709551615 used 0\n"},
+		{[]string{h.leaf, "1073741824", "2147483648"}, "0\n"},
+		{[]string{h.leaf}, "0 soft 1073741824 hard 2147483648 used 0\n"},
+		{[]string{h.leaf, "2", "1"}, "2\n"},
+		{[]string{h.leaf + "x"}, "17\n"},
+		{nil, fmt.Sprintf("0 %d\n", 143771*mib)},
+	} {
+		cmd := exec.Command(program, append([]string{h.GPUs[0].UUID}, tc.arguments...)...)
+		cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(h.Root, h.Layout.LibDir()), "NVIDIA_SIM_DEV=" + filepath.Join(h.DevRoot, "dev")}
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != tc.want {
+			t.Errorf("%q: %s%v, want %s", tc.arguments, out, err, tc.want)
+		}
+	}
+}
+
 func TestAccountsAndMemoryOfTheSimulatedDriver(t *testing.T) {
 	d := sim.New(t, sim.Options{GPUs: 2, Version: sim.NewestVersion})
 	t.Setenv("NVIDIA_SIM_DEV", filepath.Join(d.DevRoot, "dev"))

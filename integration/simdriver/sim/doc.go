@@ -26,6 +26,9 @@
 // [Driver.Upgrade] installs another driver version, [Driver.Reconfigure] replaces the
 // MIG devices.
 //
+// From version 615 on, NVML has memory limits of cgroups, real ones of this host: [Driver.LimitMemory]
+// chooses the backend, [Driver.CgroupLimits] shows what is set. They are not enforced.
+//
 // Things differ where real hosts differ: with three GPUs or more the minor number
 // of a GPU is not its index; the layouts put their files where Debian, RHEL, GKE,
 // Debian's alternatives, Talos and NixOS do.

@@ -2,16 +2,20 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // besideNVML puts this program, as nvidia-shim-nvml, beside itself.
@@ -88,6 +92,20 @@ func TestMemoryLimits(t *testing.T) {
 	if err := probe.SetMemoryLimits(asking, gone, []probe.MemoryLimit{{UUID: uuid, Hard: probe.NoMemoryLimit}}); !errors.Is(err, probe.ErrCgroupGone) {
 		t.Errorf("a cgroup that was removed: %v", err)
 	}
+	st, err := state.Open(d.StateDir, false)
+	check(t, err)
+	lock, err := st.Lock(lockName, 0)
+	check(t, err)
+	defer lock.Close()
+	self, err := procfs.Host.ID(os.Getpid())
+	check(t, err)
+	check(t, lock.Truncate(0))
+	_, err = fmt.Fprintf(lock, "%d %d %d\n", self.PID, time.Now().Add(-time.Minute).UnixNano(), self.Start)
+	check(t, err)
+	if _, err := probe.ReadMemoryLimits(asking, dirs[0], []string{uuid}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d asked NVML and should have ended at ", self.PID)) {
+		t.Errorf("while another process hangs: %v", err)
+	}
+	lock.Close()
 	if err := probe.SetMemoryLimits(asking, nil, []probe.MemoryLimit{{UUID: uuid}}); err == nil {
 		t.Error("no cgroup")
 	}
