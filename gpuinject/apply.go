@@ -42,7 +42,7 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 			edit,
 			{"record", func() error {
 				p = p.describeChanges()
-				return p.writeRecord(c)
+				return p.store(c.Bundle.Dir)
 			}},
 			maskBuild,
 		}
@@ -59,10 +59,11 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 	return p, mask, nil
 }
 
-func (p Plan) writeRecord(c Container) error {
+// store writes the record of the container with the bundle dir.
+func (p Plan) store(dir string) error {
 	data, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
 		return err
 	}
-	return bundle.WriteFile(c.Bundle.Dir, RecordName, append(data, '\n'), 0o600)
+	return bundle.WriteFile(dir, RecordName, append(data, '\n'), 0o600)
 }

@@ -1,6 +1,11 @@
 package gpuinject
 
 import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/grant"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -38,7 +43,7 @@ func limitMemory(c Container, h host.Host, g grant.Grant) (ch place.Changes, err
 	if err != nil || len(limits) == 0 {
 		return ch, err
 	}
-	if v, err := semver.Parse(h.DriverVersion); err != nil || v.Major < limitingDriver || h.Platform != "" {
+	if !driverLimits(h.DriverVersion, h.Platform) {
 		return ch, cannotLimit(limits, h, &ch.Log)
 	}
 	for _, l := range limits {
@@ -46,6 +51,34 @@ func limitMemory(c Container, h host.Host, g grant.Grant) (ch place.Changes, err
 	}
 	ch.Memory = limits
 	return ch, nil
+}
+
+// driverLimits reports whether a driver limits memory. A version that cannot be parsed does not.
+func driverLimits(version, platform string) bool {
+	v, err := semver.Parse(version)
+	return err == nil && v.Major >= limitingDriver && platform == ""
+}
+
+// CannotLimitMemory says why the driver of the host cannot limit the memory of GPUs, "" if it can.
+func (p Plan) CannotLimitMemory() string {
+	if driverLimits(p.DriverVersion, p.Platform) {
+		return ""
+	}
+	return fmt.Sprintf("driver %s cannot limit GPU memory: use driver %d or newer", p.DriverVersion, limitingDriver)
+}
+
+// RecordMemory replaces the limits in the record of the container with the bundle dir.
+func RecordMemory(dir string, limits []memlimit.Limit) error {
+	data, err := os.ReadFile(filepath.Join(dir, RecordName))
+	if err != nil {
+		return err
+	}
+	var p Plan
+	if err := json.Unmarshal(data, &p); err != nil {
+		return err
+	}
+	p.Memory = limits
+	return p.store(dir)
 }
 
 // memoryRules returns the operator's rules for a container. A parsed configuration has valid lists.

@@ -222,6 +222,9 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		err = mask.CheckAttached(int(resp.Pid))
 	}
 	if err == nil {
+		err = c.limitMemory(ctx, r.ID, int(resp.Pid))
+	}
+	if err == nil {
 		err = s.move(ctx, r.ID, false, c, nil)
 	}
 	if err == nil {

@@ -176,6 +176,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, err
 	}
 	kept.hasGPU, kept.gpus, kept.addresses = plan.GPU, exchangeable(plan), plan.Proc.GPUs
+	kept.memory = newGPUMemory(c, plan)
 	created := ready
 	if r.Checkpoint != "" && plan.GPU {
 		kept.restoration = restoration{mask: mask, view: plan.Changes.View.Root}
@@ -196,6 +197,14 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 			log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
 			return resp, nil
 		}
+		if err != nil {
+			destroyed = s.destroy(ctx, r.ID)
+			return nil, err
+		}
+	}
+	if created == ready {
+		err := kept.limitMemory(ctx, r.ID, int(resp.Pid))
+		s.update(r.ID, kept) // with the cgroup, for Delete
 		if err != nil {
 			destroyed = s.destroy(ctx, r.ID)
 			return nil, err
@@ -242,9 +251,6 @@ func inject(c gpuinject.Container, rootPath string, r *taskapi.CreateTaskRequest
 		if err == nil && plan.GPU {
 			err = checkCheckpointPrograms(r.Options)
 		}
-	}
-	if err == nil && len(plan.Memory) > 0 {
-		err = &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("%q limits GPU memory, which this version plans, but cannot do", plan.Memory[0].From)}
 	}
 	if err != nil {
 		return plan, nil, err

@@ -39,6 +39,9 @@ func (s *Service) forget(ctx context.Context, id string) {
 
 // deleteTask has the embedded service delete the container or the process.
 func (s *Service) deleteTask(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	if r.ExecID == "" {
+		s.takeBackMemory(ctx, r.ID)
+	}
 	resp, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err == nil && r.ExecID == "" && resp.Pid != 0 { // it has run
 		s.events.waitExit(r.ID)

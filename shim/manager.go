@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/log"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -85,6 +86,9 @@ func (m *shimManager) Stop(ctx context.Context, id string) (ctrdshim.StopStatus,
 	}
 	dir = filepath.Join(filepath.Dir(dir), id)
 	procmask.Unmount(filepath.Join(dir, restoredMask))
+	if err := takeBackMemoryOf(ctx, id); err != nil {
+		log.G(ctx).WithError(err).Warn("nvidia: delete a container")
+	}
 	status, err := m.Shim.Stop(ctx, id)
 	if err != nil {
 		return status, err

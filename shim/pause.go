@@ -80,6 +80,9 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if s.status(ctx, r.ID) != task.Status_PAUSED {
 		return s.TTRPCTaskService.Resume(ctx, r) // which refuses it
 	}
+	if err = c.checkMemory(r.ID); err != nil {
+		return nil, toGRPC(err)
+	}
 	if err = s.wake(ctx, r.ID, c, false); err == nil {
 		return &emptypb.Empty{}, nil
 	}

@@ -60,6 +60,8 @@ type gpuContainer struct {
 	bundle      string
 	// addresses are the PCI addresses of the GPUs that it sees. There are none if it sees all.
 	addresses []string
+	// memory has its limits of GPU memory.
+	memory gpuMemory
 	// held is the GPU memory of the processes when they were suspended, while pausing is held.
 	held probe.Memory
 	// gpus are those among which Resume can move it.

@@ -38,6 +38,7 @@ const (
 	callResume
 	callCheckpoint
 	callPlace // Update with gpuinject.AnnotationResumeGPU
+	callLimit // Update with an annotation of package memlimit
 	callDelete
 	calls // how many there are
 )
@@ -63,6 +64,7 @@ var rules = [calls][states]rule{
 	callResume:     {pass, pass, pass, acts, pass, deny},
 	callCheckpoint: {pass, pass, acts, acts, pass, deny},
 	callPlace:      {deny, deny, deny, acts, deny, deny},
+	callLimit:      {deny, deny, acts, acts, deny, deny},
 	callDelete:     {pass, acts, acts, acts, acts, acts},
 }
 
@@ -79,6 +81,8 @@ func (c gpuContainer) permit(what call, id string) (rule, error) {
 		return deny, fmt.Errorf("container %s: %w", id, errdefs.ErrAlreadyExists)
 	case what == callPlace:
 		return deny, notSuspended(id)
+	case what == callLimit:
+		text = "nvidia: container %s has no GPU, or is not created completely: its GPU memory cannot be limited"
 	case c.state == restoring:
 		text = "nvidia: container %s is not restored yet: no process can be started in it"
 	case c.state == notRestored:

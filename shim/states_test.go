@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 )
 
 var stateNames = [states]string{"unknown", "creating", "ready", "suspended", "restoring", "not restored"}
@@ -61,6 +62,10 @@ func TestEachCallInEachState(t *testing.T) {
 			_, err := s.Update(ctx, &taskapi.UpdateTaskRequest{ID: "c", Annotations: map[string]string{gpuinject.AnnotationResumeGPU: "0"}})
 			return err
 		}, [states]string{no, no, no, "", no, no}},
+		callLimit: {"Update with a limit", func(s *Service) error {
+			_, err := s.Update(ctx, &taskapi.UpdateTaskRequest{ID: "c", Annotations: map[string]string{memlimit.AnnotationLimit: "7=1Gi"}})
+			return err
+		}, [states]string{no, no, "InvalidArgument", "InvalidArgument", no, no}},
 		callDelete: {"Delete", func(s *Service) error {
 			_, err := s.Delete(ctx, &taskapi.DeleteRequest{ID: "c"})
 			return err
@@ -89,7 +94,7 @@ func (f *checkpointTasks) effect(t *testing.T, state containerState, call func(*
 	t.Helper()
 	log := filepath.Join(t.TempDir(), "moved")
 	putProbe(t, fmt.Sprintf(`case "$questions" in *'"suspend"'*) echo to-host;; *) echo to-GPU;; esac >>%s; echo '{"moved":[4711]}'`, log))
-	s := f.serviceWith(t, gpuContainer{state: state, suspendsGPU: true, gpus: []gpuinject.PlanGPU{{UUID: "GPU-a"}}})
+	s := f.serviceWith(t, gpuContainer{state: state, suspendsGPU: true, gpus: []gpuinject.PlanGPU{{UUID: "GPU-a"}}, memory: gpuMemory{uuids: []string{"GPU-a"}}})
 	c := s.get("c")
 	c.held[4711] = map[string]uint64{"GPU-a": 1}
 	s.update("c", c)

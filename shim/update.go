@@ -13,9 +13,17 @@ import (
 
 // Update changes the container's resources except devices. The kubelet sends the device rules
 // that containerd knows, without those that Create added; runc ignores them (update.go,
-// SkipDevices), but crun would remove the GPUs. An annotation says where the next Resume moves GPU
-// memory.
+// SkipDevices), but crun would remove the GPUs. Annotations say where the next Resume moves GPU
+// memory, and limit it.
 func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
+	if limitsMemory(r.Annotations) {
+		if err := s.limit(ctx, r.ID, r.Annotations); err != nil {
+			return nil, toGRPC(err)
+		}
+		if r.Resources == nil {
+			return &emptypb.Empty{}, nil
+		}
+	}
 	if text, ok := r.Annotations[gpuinject.AnnotationResumeGPU]; ok {
 		if err := s.place(ctx, r.ID, text); err != nil {
 			return nil, toGRPC(err)

@@ -33,7 +33,7 @@ func guard(c *cli.Command) {
 		switch {
 		case c.Args().Present() && c.ArgsUsage == "":
 			return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
-		case slices.Contains([]string{"serve", "suspend", "resume", "node", "man", "help"}, c.Name) && c.Bool("json"):
+		case slices.Contains([]string{"serve", "suspend", "resume", "limit", "node", "man", "help"}, c.Name) && c.Bool("json"):
 			return noJSON(c.Name)
 		case c.String("config") == "" && os.Getenv(config.EnvFile) != "":
 			return usage(errors.New("--config is empty"))

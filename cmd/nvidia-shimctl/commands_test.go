@@ -31,6 +31,7 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 		{"run-args --for ctr --devices 0", "args", "not run as root"},
 		{"suspend x", none, "run suspend as root"},
 		{"resume x", none, "run resume as root"},
+		{"limit x 6Gi", none, "run limit as root"},
 		{"cdi", "cdiVersion", "not run as root"},
 		{"check", "findings", "not run as root"},
 		{"prepare --dry-run", "nodes", "not run as root"},

@@ -23,6 +23,7 @@ var examples = map[string][]string{
 	"run-args":  {"docker run $(nvidia-shimctl run-args --for docker --devices 0) IMAGE"},
 	"suspend":   {"nvidia-shimctl suspend web", "nvidia-shimctl suspend --pod team/notebook"},
 	"resume":    {"nvidia-shimctl resume web", "nvidia-shimctl resume --gpu 1 web", "nvidia-shimctl resume --pod team/notebook"},
+	"limit":     {"nvidia-shimctl limit web 6Gi", "nvidia-shimctl limit --pod team/notebook 6Gi,1=4Gi"},
 	"cdi":       {"nvidia-shimctl cdi", "nvidia-shimctl cdi --output /etc/cdi/nvidia.yaml"},
 	"check":     {"nvidia-shimctl check", "nvidia-shimctl check --target k3s"},
 	"prepare":   {"nvidia-shimctl prepare --dry-run", "nvidia-shimctl prepare --load-modules --imex-channels 0-3"},

@@ -26,7 +26,7 @@ func prepareCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would be done and change nothing"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			o := prepare.Options{Replace: c.Bool("replace"), DryRun: c.Bool("dry-run")}
+			o := prepare.Options{Ask: asker(c), Replace: c.Bool("replace"), DryRun: c.Bool("dry-run")}
 			if c.IsSet("imex-channels") {
 				var err error
 				if o.Channels, err = prepare.ParseChannels(c.String("imex-channels")); err != nil {

@@ -156,7 +156,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 			// failed.
 			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
 		}
-		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id)) && status.DockerName(r.Namespace, r.ID) != id
+		return !isNamed(r, id)
 	})
 	switch {
 	case len(list) == 0 && c.IsSet("pod"):
@@ -169,6 +169,12 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 		return nil, fmt.Errorf("container %s keeps its GPUs when it is paused: see container.on-pause, and create it again", list[0].ID)
 	}
 	return list, nil
+}
+
+// isNamed reports whether name is the container's id, at least 12 characters of its beginning, or its
+// name in Docker.
+func isNamed(r status.Record, name string) bool {
+	return r.ID == name || len(name) >= 12 && strings.HasPrefix(r.ID, name) || status.DockerName(r.Namespace, r.ID) == name
 }
 
 // callTask calls the Task service of the container's shim on the socket that containerd uses.

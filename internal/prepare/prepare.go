@@ -8,6 +8,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	gpuhost "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/gpumemory"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // Options say what to do. With only Host set, Run makes missing nodes.
@@ -20,6 +23,9 @@ type Options struct {
 	// Replace corrects existing nodes: those from an earlier load of a module, links and files in
 	// their place, and other modes and owners.
 	Replace bool
+	// Ask asks the probe, to take back the limits of GPU memory that shims which were killed have set;
+	// nil leaves them.
+	Ask func(probe.Questions) probe.Answers
 	// DryRun makes Run change nothing and report what it would do.
 	DryRun bool
 }
@@ -84,6 +90,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{
 		DryRun: o.DryRun, PCI: []string{}, Modules: []Module{}, Nodes: []Node{}, Notes: []string{},
 	}
+	r.sweep(o)
 	reason := nothingToPrepare(o.Host)
 	if reason == "" {
 		gpus, err := device.Display(o.Host)
@@ -118,6 +125,21 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	r.Ready = r.allGood()
 	return r, nil
+}
+
+// sweep takes back limits of GPU memory, and notes those that it cannot take back.
+func (r *Report) sweep(o Options) {
+	if o.Ask == nil || o.DryRun {
+		return
+	}
+	st, err := state.Open(o.Host.StateDir, true)
+	if err != nil {
+		r.Notes = append(r.Notes, err.Error())
+		return
+	}
+	for _, err := range (gpumemory.Host{State: st, Ask: o.Ask}).Sweep() {
+		r.Notes = append(r.Notes, err.Error())
+	}
 }
 
 // nothingToPrepare says why this program must not make the nodes of this host, "" if it may: they

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+)
+
+func limitCommand() *cli.Command {
+	return &cli.Command{
+		Name: "limit", Usage: "change the limit of GPU memory of a running container, or of those of a pod", ArgsUsage: "[CONTAINER] AMOUNT",
+		Description: "AMOUNT is a quantity such as 6Gi, a list such as 6Gi,1=4Gi with one amount for each of the container's GPUs, or none. It is the request too, unless --request is given.",
+		Flags: append([]cli.Flag{
+			&cli.StringFlag{Name: "request", Usage: "reserve `AMOUNT` of that"},
+			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME`"},
+		}, sourceFlags()...),
+		Action: func(ctx context.Context, c *cli.Command) error {
+			args := c.Args().Slice()
+			if c.IsSet("pod") {
+				args = append([]string{""}, args...)
+			}
+			if len(args) != 2 {
+				return usage(errors.New("limit needs one CONTAINER, or --pod, and one AMOUNT"))
+			}
+			annotations := map[string]string{memlimit.AnnotationLimit: args[1]}
+			if c.IsSet("request") {
+				annotations[memlimit.AnnotationRequest] = c.String("request")
+			}
+			if _, err := memlimit.ReadUpdate(annotations); err != nil {
+				return usage(err)
+			}
+			if os.Geteuid() != 0 {
+				return errors.New("only root can limit containers: run limit as root")
+			}
+			return limitContainers(ctx, c, args[0], annotations)
+		},
+	}
+}
+
+// limitContainers changes the limits of the container id or, if it is empty, of those of the pod.
+func limitContainers(ctx context.Context, c *cli.Command, id string, annotations map[string]string) error {
+	source, err := readSource(c)
+	if err != nil {
+		return err
+	}
+	list := slices.DeleteFunc(source.Read(), func(r status.Record) bool {
+		if id == "" {
+			return r.PodNamespace+"/"+r.Pod != c.String("pod")
+		}
+		return !isNamed(r, id)
+	})
+	switch {
+	case len(list) == 0 && id == "":
+		return fmt.Errorf("pod %.256q has no container with a GPU", c.String("pod"))
+	case len(list) == 0:
+		return fmt.Errorf("no container %.256q has a GPU", id)
+	case len(list) > 1 && id != "":
+		return fmt.Errorf("%.256q is more than one container", id)
+	}
+	for _, r := range list {
+		err := callTask(ctx, r, func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+			_, err := tasks.Update(ctx, &taskapi.UpdateTaskRequest{ID: id, Annotations: annotations})
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
+		}
+		if _, err := fmt.Fprintf(c.Root().Writer, "%s: limited to %s\n", r.ID, annotations[memlimit.AnnotationLimit]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package gpumemory
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+var check = testtree.Check
+
+func TestMain(m *testing.M) {
+	testtree.InOwnMounts()
+	os.Exit(m.Run())
+}
+
+// mountCgroups makes root a hierarchy of cgroup v2.
+func mountCgroups(t *testing.T) {
+	t.Helper()
+	root = t.TempDir()
+	check(t, unix.Mount("cgroup2", root, "cgroup2", 0, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(root, unix.MNT_DETACH)) })
+}
+
+// newProcess starts a process in a new cgroup, which end ends. The cgroup is removed with the test.
+func newProcess(t *testing.T, name string) (pid int, dir string, end func()) {
+	t.Helper()
+	dir = filepath.Join(root, fmt.Sprintf("nvidia-shim-%d-%s", os.Getpid(), name))
+	check(t, os.Mkdir(dir, 0o755))
+	f, err := os.Open(dir)
+	check(t, err)
+	defer f.Close()
+	cmd := exec.Command("/bin/sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(f.Fd()), Pdeathsig: unix.SIGKILL}
+	check(t, cmd.Start())
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			check(t, cmd.Process.Kill())
+			_ = cmd.Wait()
+		}
+	}
+	t.Cleanup(func() {
+		end()
+		_ = os.Remove(dir)
+	})
+	return cmd.Process.Pid, dir, end
+}
+
+// driver answers for the probe.
+type driver struct {
+	set []probe.MemoryLimit
+	err error
+}
+
+func (d *driver) ask(q probe.Questions) probe.Answers {
+	if d.err != nil {
+		return probe.Answers{MemoryError: d.err.Error(), MemoryCause: probe.MemoryCause(d.err)}
+	}
+	d.set = append(d.set, q.SetMemory...)
+	return probe.Answers{MemoryUse: &[]probe.MemoryUse{}}
+}
+
+func newTestHost(t *testing.T, d *driver) Host {
+	t.Helper()
+	mountCgroups(t)
+	st, err := state.Open(filepath.Join(t.TempDir(), "state"), false)
+	check(t, err)
+	return Host{State: st, Ask: d.ask}
+}
+
+// ended makes the shim of every record a process that has ended.
+func (h Host) ended(t *testing.T) {
+	t.Helper()
+	for _, r := range h.records() {
+		r.Shim = procfs.ID{PID: os.Getpid(), Start: 1}
+		check(t, h.State.Store(r.name(), r))
+	}
+}
+
+func TestTheCgroupOfAProcess(t *testing.T) {
+	mountCgroups(t)
+	pid, dir, end := newProcess(t, "a")
+	c, err := Find(pid)
+	check(t, err)
+	if c.Path != "/"+filepath.Base(dir) {
+		t.Errorf("path %s", c.Path)
+	}
+	f, err := c.Open()
+	check(t, err)
+	f.Close()
+	end()
+	if _, err := Find(pid); err == nil {
+		t.Error("the cgroup of a process that has ended was found")
+	}
+	check(t, os.Remove(dir))
+	if _, err := c.Open(); !errors.Is(err, probe.ErrCgroupGone) {
+		t.Errorf("removed: %v", err)
+	}
+	check(t, os.Mkdir(dir, 0o755))
+	if _, err := c.Open(); !errors.Is(err, probe.ErrCgroupGone) {
+		t.Errorf("another one: %v", err)
+	}
+}
+
+// In the root of a hierarchy everything would be limited, and a path may lead elsewhere.
+func TestACgroupThatIsNotTheProcess(t *testing.T) {
+	mountCgroups(t)
+	pid, dir, _ := newProcess(t, "a")
+	proc = procfs.FS(t.TempDir())
+	defer func() { proc = procfs.Host }()
+	other := filepath.Base(dir) + "/x"
+	check(t, os.Mkdir(filepath.Join(root, other), 0o755))
+	defer os.Remove(filepath.Join(root, other))
+	check(t, os.MkdirAll(filepath.Dir(proc.Path(pid, "cgroup")), 0o755))
+	for text, want := range map[string]string{
+		"0::/\n": "no cgroup of its own", "0::/../a\n": "no cgroup of its own", "0::/a/../b\n": "no cgroup of its own", "1:memory:/a\n": "no cgroup of its own",
+		"0::/" + other + "\n": "is not the cgroup of process", "0::/missing\n": "is gone",
+	} {
+		check(t, os.WriteFile(proc.Path(pid, "cgroup"), []byte(text), 0o600))
+		if _, err := Find(pid); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	v2 := root
+	root = t.TempDir() // as with cgroup v1
+	defer func() { root = v2 }()
+	check(t, os.WriteFile(proc.Path(pid, "cgroup"), []byte("0::/a\n"), 0o600))
+	if _, err := Find(pid); !errors.Is(err, probe.ErrNotCgroup2) {
+		t.Errorf("no cgroup v2: %v", err)
+	}
+}
+
+func TestALimitIsRecordedBeforeItIsSet(t *testing.T) {
+	d := &driver{err: errors.New("hangs")}
+	h := newTestHost(t, d)
+	pid, _, _ := newProcess(t, "a")
+	c, err := Find(pid)
+	check(t, err)
+	limit := func(uuid string) []memlimit.Limit { return []memlimit.Limit{{UUID: uuid, Request: 1 << 20}} }
+	if err := h.Set(c, "ns", "a", limit("GPU-a")); err == nil || len(h.of("ns", "a")) != 1 || len(h.of("ns", "b")) != 0 {
+		t.Errorf("%v, %+v", err, h.records())
+	}
+	if err := h.TakeBack("ns", "a"); err == nil || len(h.records()) != 1 {
+		t.Errorf("not taken back: %v, %+v", err, h.records())
+	}
+	d.err = nil
+	check(t, h.Set(c, "ns", "a", limit("GPU-b")))
+	check(t, h.TakeBack("ns", "a"))
+	want := []probe.MemoryLimit{{UUID: "GPU-b", Soft: 1 << 20, Hard: probe.NoMemoryLimit}, {UUID: "GPU-a", Hard: probe.NoMemoryLimit}, {UUID: "GPU-b", Hard: probe.NoMemoryLimit}}
+	if fmt.Sprint(d.set) != fmt.Sprint(want) || len(h.records()) != 0 {
+		t.Errorf("%v, want %v; %d records", d.set, want, len(h.records()))
+	}
+}
+
+func TestSweep(t *testing.T) {
+	d := &driver{}
+	h := newTestHost(t, d)
+	pid, dir, end := newProcess(t, "a")
+	c, err := Find(pid)
+	check(t, err)
+	set := func() {
+		t.Helper()
+		check(t, h.Set(c, "ns", "a", []memlimit.Limit{{UUID: "GPU-a", Limit: 1 << 20}}))
+		d.set = nil
+	}
+	sweep := func(what string, sets, records, failed int) {
+		t.Helper()
+		if errs := h.Sweep(); len(errs) != failed || len(d.set) != sets || len(h.records()) != records {
+			t.Errorf("%s: %v, set %v, %d records", what, errs, d.set, len(h.records()))
+		}
+	}
+	set()
+	sweep("the shim runs", 0, 1, 0)
+	h.ended(t)
+	sweep("the container runs", 0, 1, 0)
+	end()
+	d.err = errors.New("hangs")
+	sweep("the driver hangs", 0, 1, 1)
+	d.err = nil
+	sweep("both have ended", 1, 0, 0)
+	d.set = nil
+	set()
+	h.ended(t)
+	check(t, os.Remove(dir))
+	sweep("the cgroup is gone", 0, 0, 1)
+	sweep("again", 0, 0, 0)
+}

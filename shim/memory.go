@@ -1,0 +1,290 @@
+package shim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/gpumemory"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// gpuMemory is what is kept about the limits of a container's GPU memory.
+type gpuMemory struct {
+	// cannot says why its memory cannot be limited, "" if it can.
+	cannot    string
+	stateDir  string
+	namespace string
+	// systemd is true if systemd removes the cgroup when its last process ends, before Delete.
+	systemd bool
+	cgroup  gpumemory.Cgroup
+	// uuids are those of its GPUs, in the container's order.
+	uuids  []string
+	limits []memlimit.Limit
+	// max bounds what an update may ask for.
+	max memlimit.Amounts
+}
+
+func newGPUMemory(c gpuinject.Container, p gpuinject.Plan) gpuMemory {
+	m := gpuMemory{
+		cannot: p.CannotLimitMemory(), stateDir: c.Config.Host.StateDir, namespace: c.Namespace,
+		systemd: systemdUnit(cgroupsPath(c)), limits: p.Memory,
+	}
+	for _, gpu := range p.GPUs {
+		m.uuids = append(m.uuids, gpu.UUID)
+	}
+	if c.Config.Policy.MemoryLimits == config.Ignore {
+		m.cannot = "policy.memory-limits is \"ignore\""
+	}
+	m.max, _ = memlimit.Parse(c.Config.Policy.MaxMemoryLimit, 0) // valid, or empty
+	return m
+}
+
+func (m gpuMemory) host() (h gpumemory.Host, err error) {
+	h.Ask = ask
+	h.State, err = state.Open(m.stateDir, false)
+	return h, err
+}
+
+// limitMemory has the limits of a container set, whose init process pid waits to be started. It
+// finds the container's cgroup, which an update needs.
+func (c *gpuContainer) limitMemory(ctx context.Context, id string, pid int) (err error) {
+	defer recovered(&err)
+	m := &c.memory
+	if m.cannot != "" || len(m.uuids) == 0 {
+		return nil
+	}
+	m.cgroup, err = gpumemory.Find(pid)
+	if err != nil && len(m.limits) == 0 {
+		m.cannot = err.Error() // nothing was asked for
+		return nil
+	}
+	if err == nil {
+		m.limits = m.withoutLostRequests(ctx, id)
+		err = m.set(ctx, id, m.limits)
+	}
+	if err != nil && wished(err, m.limits) {
+		log.G(ctx).WithField("id", id).Warnf("nvidia: %s is ignored: %v", m.limits[0].From, err)
+		m.cannot, m.limits = err.Error(), nil
+		return nil
+	}
+	if err != nil {
+		err = refuseLimits(err, m.limits)
+	}
+	return err
+}
+
+// withoutLostRequests returns the limits without requests if they could not be taken back: systemd
+// removes the cgroup when the container ends, and the kernel keeps the sum of requests in the
+// cgroups above.
+func (m gpuMemory) withoutLostRequests(ctx context.Context, id string) []memlimit.Limit {
+	if !m.systemd || !m.cgroup.HasController() {
+		return m.limits
+	}
+	limits := slices.Clone(m.limits)
+	for i := range limits {
+		if limits[i].Request != 0 {
+			log.G(ctx).WithField("id", id).Warnf("nvidia: %s: the request for GPU memory is ignored: systemd removes the container's cgroup before it could be taken back", limits[i].From)
+			limits[i].Request = 0
+		}
+	}
+	return slices.DeleteFunc(limits, func(l memlimit.Limit) bool { return l.Limit == 0 && l.Request == 0 })
+}
+
+// set sweeps up after shims that were killed, and sets limits.
+func (m gpuMemory) set(ctx context.Context, id string, limits []memlimit.Limit) error {
+	if len(limits) == 0 {
+		return nil
+	}
+	h, err := m.host()
+	if err != nil {
+		return err
+	}
+	for _, err := range h.Sweep() {
+		log.G(ctx).WithError(err).Warn("nvidia: a shim that has ended")
+	}
+	return h.Set(m.cgroup, m.namespace, id, limits)
+}
+
+// takeBackMemory takes the limits of a container back that is about to be deleted. Deletion goes on
+// after an error: a GPU that hangs must not keep the container.
+func (s *Service) takeBackMemory(ctx context.Context, id string) {
+	m := s.get(id).memory
+	if m.cgroup == (gpumemory.Cgroup{}) {
+		return
+	}
+	if now := s.status(ctx, id); now != task.Status_STOPPED && now != task.Status_CREATED {
+		return // Delete is refused
+	}
+	h, err := m.host()
+	if err == nil {
+		err = h.TakeBack(m.namespace, id)
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("id", id).Warn("nvidia: delete the container")
+	}
+}
+
+// stopLimit is the time limit of NVML in `delete`, which containerd ends after five seconds.
+const stopLimit = time.Second
+
+// takeBackMemoryOf does the same for a container whose shim was killed.
+func takeBackMemoryOf(ctx context.Context, id string) error {
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return err
+	}
+	cfg, err := config.Find("")
+	if err != nil {
+		return err
+	}
+	st, err := state.Open(cfg.Host.StateDir, true)
+	if err != nil {
+		return err
+	}
+	h := gpumemory.Host{State: st, Ask: func(q probe.Questions) probe.Answers {
+		q.Timeout = stopLimit
+		return ask(q)
+	}}
+	return h.TakeBack(namespace, id)
+}
+
+// limit changes the limits of a container by the annotations of an update.
+func (s *Service) limit(ctx context.Context, id string, annotations map[string]string) error {
+	wish, err := memlimit.ReadUpdate(annotations)
+	if err != nil {
+		return &gpuinject.Error{Kind: gpuinject.Invalid, Err: err}
+	}
+	s.pausing.Lock()
+	defer s.pausing.Unlock()
+	c := s.get(id)
+	if _, err := c.permit(callLimit, id); err != nil {
+		return err
+	}
+	m := &c.memory
+	if m.cannot == "" && len(m.uuids) == 0 {
+		m.cannot = "it has no whole GPU"
+	}
+	if m.cannot == "" && s.status(ctx, id) == task.Status_STOPPED {
+		m.cannot = "it has ended"
+	}
+	if m.cannot != "" {
+		return &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("the GPU memory of container %s cannot be limited: %s", id, m.cannot)}
+	}
+	limits, err := memlimit.Change(wish, m.max, m.uuids)
+	if err != nil {
+		return err
+	}
+	if err := m.change(ctx, id, limits); err != nil {
+		return refuseLimits(err, limits)
+	}
+	for _, l := range limits {
+		m.limits = slices.DeleteFunc(slices.Clone(m.limits), func(old memlimit.Limit) bool { return old.UUID == l.UUID })
+		if l.Limit != 0 || l.Request != 0 {
+			m.limits = append(m.limits, l)
+		}
+	}
+	if s.update(id, c) {
+		err = gpuinject.RecordMemory(c.bundle, m.limits)
+	}
+	return err
+}
+
+// change sets new limits, unless more is in use: the kernel would accept that, and every further
+// allocation would fail.
+func (m *gpuMemory) change(ctx context.Context, id string, limits []memlimit.Limit) error {
+	h, err := m.host()
+	if err != nil {
+		return err
+	}
+	used, err := h.Use(m.cgroup, m.uuids)
+	if err != nil {
+		return err
+	}
+	for _, l := range limits {
+		if now := used[l.UUID]; l.Limit != 0 && now > l.Limit {
+			return fmt.Errorf("GPU %s: %d MiB: %w", l.UUID, now/memlimit.MiB, probe.ErrBelowUse)
+		}
+	}
+	changed := *m
+	changed.limits = limits
+	return m.set(ctx, id, changed.withoutLostRequests(ctx, id))
+}
+
+// checkMemory returns an error if the memory of a suspended container exceeds its limits on the GPUs
+// that it is moved to.
+func (c gpuContainer) checkMemory(id string) error {
+	needs := map[string]uint64{}
+	for _, memory := range c.held {
+		for uuid, bytes := range memory {
+			needs[cmp.Or(c.placement[uuid], uuid)] += bytes
+		}
+	}
+	for _, l := range c.memory.limits {
+		if l.Limit != 0 && needs[l.UUID] > l.Limit {
+			err := fmt.Errorf("nvidia: cannot resume container %s: it needs %d MiB on GPU %s, and its limit is %d MiB: raise it (nvidia-shimctl limit)", id, needs[l.UUID]/memlimit.MiB, l.UUID, l.Limit/memlimit.MiB)
+			return &classified{err, errdefs.ErrFailedPrecondition}
+		}
+	}
+	return nil
+}
+
+// unable are the causes for which nothing can be limited on this host, and what to do.
+var unable = []struct {
+	cause error
+	fix   string
+}{
+	{probe.ErrNoMemoryLimits, "use driver 615 or newer"},
+	{probe.ErrNotLimitable, "turn MIG off, and the module's option RmMemacctMode on"},
+	{probe.ErrNoController, "use runc, which enables the controller dmem for its cgroups, as BinaryName: crun does not"},
+	{probe.ErrNotCgroup2, "start the host with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)"},
+	{probe.ErrNotPersistent, "start nvidia-persistenced, or nvidia-smi -pm 1"},
+	{probe.ErrNotPermitted, "run containerd as root of the host"},
+}
+
+// wished reports whether an error means that this host cannot limit memory, and only requests would
+// be lost.
+func wished(err error, limits []memlimit.Limit) bool {
+	for _, u := range unable {
+		if errors.Is(err, u.cause) {
+			return !slices.ContainsFunc(limits, func(l memlimit.Limit) bool { return l.Limit != 0 })
+		}
+	}
+	return false
+}
+
+// refuseLimits returns the error of a container that cannot have its limits, with what to do.
+func refuseLimits(err error, limits []memlimit.Limit) error {
+	kind, fix := gpuinject.Precondition, "see the driver's messages in the kernel log (NVRM)"
+	for _, u := range unable {
+		if errors.Is(err, u.cause) {
+			fix = u.fix
+		}
+	}
+	switch {
+	case errors.Is(err, probe.ErrInvalidLimit):
+		kind, fix = gpuinject.Invalid, "ask for at most the GPU's memory (nvidia-smi)"
+	case errors.Is(err, probe.ErrBelowUse):
+		fix = "ask for more than is in use (nvidia-shimctl status)"
+	}
+	return &gpuinject.Error{Kind: kind, Err: fmt.Errorf("%q limits GPU memory: %w: %s, or remove it", limits[0].From, err, fix)}
+}
+
+// limitsMemory reports whether an update is about limits.
+func limitsMemory(annotations map[string]string) bool {
+	_, limit := annotations[memlimit.AnnotationLimit]
+	_, request := annotations[memlimit.AnnotationRequest]
+	return limit || request
+}

@@ -1,0 +1,257 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// limitedTasks is an embedded service with a container in a cgroup of its own.
+type limitedTasks struct {
+	fakeTasks
+	status task.Status
+}
+
+func (f *limitedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
+	return &taskapi.StateResponse{Status: f.status}, nil
+}
+
+// limitedHost is a host with driver 615 and cgroup v2 alone, and a service.
+type limitedHost struct {
+	*sim.Driver
+	tasks limitedTasks
+	*Service
+	cgroup string
+	bundle string
+}
+
+// newLimitedHost must be called in a mount namespace of the test's own. script answers what the
+// shim asks the probe, which is recorded.
+func newLimitedHost(t *testing.T, variable, script string) *limitedHost {
+	t.Helper()
+	reap(t)
+	_ = unix.Unmount(cgroupRoot, unix.MNT_DETACH)
+	check(t, unix.Mount("cgroup2", cgroupRoot, "cgroup2", 0, ""))
+	h := &limitedHost{Driver: sim.New(t, sim.Options{GPUs: 1, Version: "615.78.08"})}
+	h.cgroup = filepath.Join(cgroupRoot, "nvidia-shim-"+filepath.Base(h.Root)+fmt.Sprint(os.Getpid()))
+	check(t, os.Mkdir(h.cgroup, 0o755))
+	dir, err := os.Open(h.cgroup)
+	check(t, err)
+	init := exec.Command("/bin/sleep", "600")
+	init.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Pdeathsig: unix.SIGKILL}
+	check(t, init.Start())
+	t.Cleanup(func() {
+		dir.Close()
+		check(t, init.Process.Kill())
+		h.removeCgroup(t)
+	})
+	t.Setenv(config.EnvFile, h.ConfigPath)
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(h.StateDir, "view"), unix.MNT_DETACH) })
+	h.bundle = gpuBundle(t, admin)
+	raw, err := os.ReadFile(filepath.Join(h.bundle, "config.json"))
+	check(t, err)
+	raw = []byte(strings.Replace(string(raw), `"NVIDIA_VISIBLE_DEVICES=0"`, `"NVIDIA_VISIBLE_DEVICES=0","`+variable+`"`, 1))
+	check(t, os.WriteFile(filepath.Join(h.bundle, "config.json"), raw, 0o600))
+	putUnprepared(t, `echo "$questions" >>`+h.asked()+"\n"+script)
+	h.tasks.pid, h.tasks.status = init.Process.Pid, task.Status_CREATED
+	h.Service, _ = serviceAround(&h.tasks.fakeTasks)
+	h.TTRPCTaskService = &h.tasks
+	return h
+}
+
+// removeCgroup removes the container's cgroup when its processes have ended.
+func (h *limitedHost) removeCgroup(t *testing.T) {
+	t.Helper()
+	removeCgroup(t.Context(), strings.TrimPrefix(h.cgroup, cgroupRoot))
+}
+
+func (h *limitedHost) asked() string { return filepath.Join(h.Dir, "asked") }
+
+// questions returns what the probe was asked since the last call: "set SOFT HARD" or "read", in MiB.
+func (h *limitedHost) questions(t *testing.T) string {
+	t.Helper()
+	text, _ := os.ReadFile(h.asked())
+	_ = os.Remove(h.asked())
+	var list []string
+	for line := range strings.Lines(string(text)) {
+		var q probe.Questions
+		check(t, json.Unmarshal([]byte(line), &q))
+		for _, l := range q.SetMemory {
+			hard := fmt.Sprint(l.Hard / memlimit.MiB)
+			if l.Hard == probe.NoMemoryLimit {
+				hard = "none"
+			}
+			list = append(list, fmt.Sprintf("set %d %s", l.Soft/memlimit.MiB, hard))
+		}
+		if q.ReadMemory != nil {
+			list = append(list, "read")
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// records returns how many cgroups the state directory says are limited.
+func (h *limitedHost) records() int {
+	names, _ := filepath.Glob(filepath.Join(h.StateDir, "gpu-memory-*.json"))
+	return len(names)
+}
+
+func (h *limitedHost) create(t *testing.T) error {
+	t.Helper()
+	_, err := h.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: h.bundle})
+	return err
+}
+
+func (h *limitedHost) change(t *testing.T, limit string) error {
+	t.Helper()
+	_, err := h.Update(t.Context(), &taskapi.UpdateTaskRequest{ID: "c", Annotations: map[string]string{memlimit.AnnotationLimit: limit}})
+	return err
+}
+
+func wantText(t *testing.T, err error, words string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v, want %q", err, words)
+	}
+}
+
+const kept = `echo '{"memory_use":[]}'`
+
+func TestALimitIsSetChangedAndTakenBack(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", `case "$questions" in
+*'"read_memory"'*) echo '{"memory_use":[{"uuid":"`+"'$(echo \"$questions\" | sed 's/.*\\(GPU-[0-9a-f-]*\\).*/\\1/')'"+`","used":2147483648}]}';;
+*) `+kept+`;; esac`)
+	check(t, h.create(t))
+	if got := h.questions(t); got != "set 8192 8192" || h.records() != 1 {
+		t.Errorf("create: %q, %d records", got, h.records())
+	}
+	h.tasks.status = task.Status_RUNNING
+	check(t, h.change(t, "6Gi"))
+	if got := h.questions(t); got != "read, set 6144 6144" || h.records() != 1 {
+		t.Errorf("update: %q, %d records", got, h.records())
+	}
+	var record gpuinject.Plan
+	raw, err := os.ReadFile(filepath.Join(h.bundle, gpuinject.RecordName))
+	check(t, err)
+	check(t, json.Unmarshal(raw, &record))
+	if len(record.Memory) != 1 || record.Memory[0].Limit != 6<<30 || len(record.Links)+len(record.Mounts) == 0 {
+		t.Errorf("the record has %+v", record.Memory)
+	}
+	wantText(t, h.change(t, "1Gi"), "GPU memory: GPU "+h.GPUs[0].UUID+": 2048 MiB: more memory is in use: ask for more")
+	wantText(t, h.change(t, "8"), "not an amount of memory")
+	h.tasks.deleteErr = fmt.Errorf("it runs")
+	if _, err := h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err == nil || h.questions(t) != "read" {
+		t.Errorf("the limit of a running container was taken back: %v", err)
+	}
+	h.tasks.deleteErr, h.tasks.status = nil, task.Status_STOPPED
+	wantText(t, h.change(t, "4Gi"), "it has ended")
+	_, err = h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+	check(t, err)
+	if got := h.questions(t); got != "set 0 none" || h.records() != 0 {
+		t.Errorf("delete: %q, %d records", got, h.records())
+	}
+}
+
+// The container does not start without what it asks for, and nothing is left.
+func TestALimitThatCannotBeSet(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	const limit, request = "NVIDIA_GPU_MEMORY_LIMIT=8192", "NVIDIA_GPU_MEMORY_REQUEST=8192"
+	for _, test := range []struct {
+		name, variable string
+		cause          error
+		words          string // of the refusal, "" if it starts
+	}{
+		{"no controller", limit, probe.ErrNoController, "why: use runc"},
+		{"MIG", limit, probe.ErrNotLimitable, "why: turn MIG off"},
+		{"persistence", limit, probe.ErrNotPersistent, "why: start nvidia-persistenced"},
+		{"too much", limit, probe.ErrInvalidLimit, "why: ask for at most the GPU's memory"},
+		{"a lost GPU", limit, nil, "why: see the driver's messages"},
+		{"a request that is only wished for", request, probe.ErrNoController, ""},
+		{"a request that is too much", request, probe.ErrInvalidLimit, "why: ask for at most"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cause := ""
+			if test.cause != nil {
+				cause = probe.MemoryCause(test.cause)
+			}
+			h := newLimitedHost(t, test.variable, `case "$questions" in *'"soft":0,'*) `+kept+`;; *) echo '{"memory_error":"why","memory_cause":"`+cause+`"}';; esac`)
+			h.tasks.status = task.Status_STOPPED // killed
+			err := h.create(t)
+			if test.words == "" {
+				check(t, err)
+				_, err = h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+				check(t, err)
+			} else {
+				wantText(t, err, test.words)
+			}
+			want := "set 8192 8192, set 0 none"
+			if test.variable == request {
+				want = "set 8192 none, set 0 none"
+			}
+			if got := h.questions(t); got != want || h.records() != 0 || h.get("c").state != unknown {
+				t.Errorf("%q, %d records, want %q", got, h.records(), want)
+			}
+			if calls := strings.Join(h.tasks.calls, " "); test.words != "" && calls != "create kill delete" {
+				t.Errorf("calls %q", calls)
+			}
+		})
+	}
+}
+
+// `delete` takes back what a killed shim has set, and a later Create what `delete` could not.
+func TestLimitsOfAShimThatWasKilled(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", kept)
+	ctx := namespaces.WithNamespace(t.Context(), "default")
+	_, err := h.Create(ctx, &taskapi.CreateTaskRequest{ID: "c", Bundle: h.bundle})
+	check(t, err)
+	h.questions(t)
+	check(t, takeBackMemoryOf(ctx, "other"))
+	if got := h.questions(t); got != "" || h.records() != 1 {
+		t.Errorf("another container: %q, %d records", got, h.records())
+	}
+	check(t, takeBackMemoryOf(ctx, "c"))
+	if got := h.questions(t); got != "set 0 none" || h.records() != 0 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+	check(t, takeBackMemoryOf(ctx, "c"))
+	if got := h.questions(t); got != "" {
+		t.Errorf("again: %q", got)
+	}
+}
+
+func TestWhatASuspendedContainerNeedsIsWithinItsLimits(t *testing.T) {
+	c := gpuContainer{
+		held:   probe.Memory{1: {"GPU-a": 3 << 30}, 2: {"GPU-a": 2 << 30}},
+		memory: gpuMemory{limits: []memlimit.Limit{{UUID: "GPU-a", Limit: 4 << 30}}},
+	}
+	wantText(t, c.checkMemory("c"), "it needs 5120 MiB on GPU GPU-a, and its limit is 4096 MiB: raise it")
+	c.placement = map[string]string{"GPU-a": "GPU-b", "GPU-b": "GPU-a"}
+	check(t, c.checkMemory("c"))
+	c.placement, c.memory.limits[0].Limit = nil, 0
+	check(t, c.checkMemory("c"))
+}
