@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -42,7 +43,7 @@ func (containerd) runtimes(h Host, file string) (map[string]Runtime, error) {
 func (containerd) files(p *Plan, o Options, but string) ([]configFile, error) {
 	loaded, err := p.Host.load(o.ConfigFile, false)
 	if err == nil && p.registered(o) {
-		own := registeredIn(loaded)
+		own := append(registeredIn(loaded), p.handlers(o)...)
 		if but != "" || len(own) == 0 {
 			own = []string{o.Registration.Handler}
 		}
@@ -51,6 +52,7 @@ func (containerd) files(p *Plan, o Options, but string) ([]configFile, error) {
 		if but == "" { // otherwise install writes these again
 			names = append(names, marked(loaded)...)
 			p.startedByHand = startedFrom(loaded, o.Registration.BinDir, isOther)
+			p.ownDefault = cmp.Or(ownDefault(textsOf(loaded)), unmarkedDefault(loaded, names))
 		}
 		err = takeOut(loaded, names)
 	}
@@ -93,10 +95,7 @@ func (containerd) register(p *Plan, o Options) (none edited, err error) {
 	case drop != "":
 		p.note("%s is edited, because containerd before 2.1 does not merge what it imports", target)
 	}
-	var texts [][]byte
-	for _, f := range files {
-		texts = append(texts, f.text)
-	}
+	texts := textsOf(files)
 	list := o.handlers(texts, func(string) bool { return true })
 	if stays != "" {
 		list.names = slices.DeleteFunc(list.names, func(name string) bool { return name == r.Handler })

@@ -159,7 +159,8 @@ func (p Plan) compare(before, after dumped) error {
 		}
 	}
 	isOurs := func(name string) bool { return slices.Contains(ours, name) }
-	both := isOurs(before.runtimes.Default) || isOurs(after.runtimes.Default)
+	// The runtime that our default names may be another program's by now.
+	both := isOurs(before.runtimes.Default) || isOurs(after.runtimes.Default) || p.ownDefault != "" && before.runtimes.Default == p.ownDefault
 	was, is := before.others(ours, both), after.others(ours, both)
 	for key, value := range is {
 		if was[key] == value {

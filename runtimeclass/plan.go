@@ -50,6 +50,8 @@ type Plan struct {
 	// configFile is the configuration with the handler. byDefault is the handler that an
 	// installation makes the default; "" for none.
 	configFile, byDefault string
+	// ownDefault is the default that a removal takes away; "" for none.
+	ownDefault string
 	// startedByHand lists, like NeededBy, the runtimes of containerd that an operator wrote and that
 	// start the programs.
 	startedByHand []string

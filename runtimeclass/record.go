@@ -30,6 +30,9 @@ type placed struct {
 	// For lists the registrations that need the file, each a target and its configuration. A
 	// directory has none: it is removed when it is empty.
 	For []string `json:"for,omitempty"`
+	// Handlers are the runtimes that an installation added to a configuration: a program that writes
+	// the file again drops our marks, or copies them to another file.
+	Handlers []string `json:"handlers,omitempty"`
 }
 
 // Registered returns the options for each registration on a host.
@@ -96,6 +99,16 @@ func (p *Plan) registered(o Options) bool {
 	})
 }
 
+// handlers returns the runtimes that installations for these options added.
+func (p *Plan) handlers(o Options) (names []string) {
+	for _, f := range p.installed {
+		if f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, o.registration()) {
+			names = append(names, f.Handlers...)
+		}
+	}
+	return names
+}
+
 // record adds the record of what the plan installs. Only the backups of programs are written before
 // it: once a program is in the record, a later installation makes no backup of it.
 func (p *Plan) record(o Options) error {
@@ -134,6 +147,11 @@ func (p *Plan) record(o Options) error {
 			f.OldSHA256, f.SHA256 = f.SHA256, now
 		}
 		f.Version = version.Version
+		if c.Kind == hosttree.DaemonConfig {
+			f.Handlers = append(p.handlers(o), ownHandlers(c.After)...)
+			slices.Sort(f.Handlers)
+			f.Handlers = slices.Compact(f.Handlers)
+		}
 		if !slices.Contains(f.For, name) {
 			f.For = append(f.For, name)
 		}

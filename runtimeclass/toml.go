@@ -42,6 +42,13 @@ func registers(texts [][]byte, handler string) bool {
 	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
 }
 
+func textsOf(files []tomlFile) (texts [][]byte) {
+	for _, f := range files {
+		texts = append(texts, f.text)
+	}
+	return texts
+}
+
 // ownDefault returns the default runtime that an earlier installation set in one of the files, or
 // "".
 func ownDefault(texts [][]byte) (name string) {

@@ -32,15 +32,15 @@ func (p *Plan) adopt(o *Options, files []tomlFile) (file string, err error) {
 		p.note("the runtime %q of %s starts this shim: it stays as it is", handler, name)
 		return name, nil
 	}
-	if isUnmarkedDefault(files, handler) && !o.DropDefault {
+	if unmarkedDefault(files, []string{handler}) != "" && !o.DropDefault {
 		o.Registration.Default = true
 	}
 	p.note("the runtime %q starts this shim, but the marks of install are gone: it is written again", handler)
 	return "", takeOut(files, []string{handler})
 }
 
-// takeOut removes runtimes of this shim, and a default that names one of them, from the originals
-// of files.
+// takeOut removes runtimes of this shim, and a default in the same file that names one of them, from
+// the originals of files. A default in another file was set by another program.
 func takeOut(files []tomlFile, names []string) error {
 	for i := range files {
 		f := &files[i]
@@ -48,7 +48,7 @@ func takeOut(files []tomlFile, names []string) error {
 		for _, section := range sectionNames {
 			table := []string{"plugins", section, "containerd"}
 			containerd := tomledit.Table(f.config, table...)
-			if name, _ := containerd["default_runtime_name"].(string); slices.Contains(names, name) {
+			if name, _ := containerd["default_runtime_name"].(string); slices.Contains(names, name) && slices.Contains(ours, name) {
 				text = tomledit.Remove(text, table, "default_runtime_name")
 				delete(containerd, "default_runtime_name")
 				found = true
@@ -77,13 +77,17 @@ func takeOut(files []tomlFile, names []string) error {
 	return nil
 }
 
-// isUnmarkedDefault reports whether a line without our marks makes the runtime the default.
-func isUnmarkedDefault(files []tomlFile, name string) bool {
-	return slices.ContainsFunc(files, func(f tomlFile) bool {
-		return slices.ContainsFunc(sectionNames, func(section string) bool {
-			return tomledit.Table(f.config, "plugins", section, "containerd")["default_runtime_name"] == name
-		})
-	})
+// unmarkedDefault returns the default that takeOut removes with these names, or "".
+func unmarkedDefault(files []tomlFile, names []string) string {
+	for _, f := range files {
+		for _, section := range sectionNames {
+			name, _ := tomledit.Table(f.config, "plugins", section, "containerd")["default_runtime_name"].(string)
+			if slices.Contains(names, name) && slices.Contains(oursIn(f.config), name) {
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // startedFrom returns the runtimes without our marks, of those that is selects, that start the shim

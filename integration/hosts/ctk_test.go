@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -22,16 +23,24 @@ type ctkNode struct {
 	ctk, containerd string
 }
 
-func newCTKNode(t *testing.T, containerd string) ctkNode {
+func newCTKNode(t *testing.T, ctk, containerd string) ctkNode {
 	t.Helper()
-	n := ctkNode{newNodeTree(t, "/usr/local/bin"), filepath.Join(t.TempDir(), "nvidia-ctk"), "/usr/local/bin/containerd"}
-	build := exec.Command("go", "build", "-trimpath", "-o", n.ctk, "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk")
+	n := ctkNode{newNodeTree(t, "/usr/local/bin"), ctk, "/usr/local/bin/containerd"}
+	testtree.Check(t, exec.Command("cp", "-L", containerd, n.Root+n.containerd).Run())
+	n.write(t, runtimeclass.DefaultContainerdConfig, ctkConfig)
+	return n
+}
+
+// buildCTK builds the real nvidia-ctk.
+func buildCTK(t *testing.T) string {
+	t.Helper()
+	ctk := filepath.Join(t.TempDir(), "nvidia-ctk")
+	build := exec.Command("go", "build", "-trimpath", "-o", ctk, "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk")
 	build.Dir = "../tools/nvidia-ctk"
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	testtree.Check(t, exec.Command("cp", "-L", containerd, n.Root+n.containerd).Run())
-	return n
+	return ctk
 }
 
 // try runs a command in the tree.
@@ -78,31 +87,45 @@ const ctkConfig = `version = 2
   runtime_type = "io.containerd.runc.v2"
 `
 
-// N is nvidia-ctk, I is install, each as a user types it. After I the handler is ours, and stays so
-// if it is in a file of its own. A second time changes nothing, and uninstall leaves what the toolkit
-// wrote, or says which file nvidia-ctk wrote again with our handler in it.
+// The commands of the orders below, as a user types them: N is nvidia-ctk, I install, and U uninstall.
+// A small letter sets the default runtime, too, and H is install with a handler of another name.
+func (n ctkNode) step(t *testing.T, letter byte) {
+	t.Helper()
+	command := map[byte]string{
+		'N': n.ctk + " --quiet runtime configure --runtime=containerd",
+		'n': n.ctk + " --quiet runtime configure --runtime=containerd --set-as-default",
+		'I': ctlPath() + " install --target containerd --replace",
+		'i': ctlPath() + " install --target containerd --replace --set-default",
+		'H': ctlPath() + " install --target containerd --handler nvidia-shim",
+		'U': ctlPath() + " uninstall --target containerd",
+	}[letter]
+	if out, ok := n.try(t, command); !ok {
+		t.Fatalf("%s\n%s", command, out)
+	}
+}
+
+// After install the handler is ours, and stays so if it is in a file of its own. A second time changes
+// nothing. After uninstall containerd runs what it would run if only nvidia-ctk had been used.
 func TestNVIDIAsToolAndInstallInEveryOrder(t *testing.T) {
 	tools, err := testenv.ToolsDir()
 	testtree.Check(t, err)
+	ctk := buildCTK(t)
 	for _, containerd := range []string{filepath.Join(tools, "containerd"), testenv.ShimDir() + "/daemons/containerd-1.7/containerd"} {
-		for _, order := range []string{"NNII", "IINN", "NINI", "ININII"} {
+		for _, order := range []string{"NNII", "IINN", "NINI", "ININII", "iiNN", "IInn", "nnii", "HHNN", "HNHN"} {
 			t.Run(filepath.Base(filepath.Dir(containerd))+" "+order, func(t *testing.T) {
-				n := newCTKNode(t, containerd)
-				n.write(t, runtimeclass.DefaultContainerdConfig, ctkConfig)
-				others, byDefault := n.runtimes(t)
+				alone, n := newCTKNode(t, ctk, containerd), newCTKNode(t, ctk, containerd)
+				others, _ := n.runtimes(t)
 				var before []string
-				for i, step := range order {
-					command := n.ctk + " --quiet runtime configure --runtime=containerd"
-					if step == 'I' {
-						command = ctlPath() + " install --target containerd --replace"
+				for i := range len(order) {
+					if strings.Contains("Nn", order[i:i+1]) {
+						alone.step(t, order[i])
 					}
-					if out, ok := n.try(t, command); !ok {
-						t.Fatalf("%s[%d]: %s\n%s", order, i, command, out)
-					}
-					list, now := n.runtimes(t)
+					n.step(t, order[i])
+					list, _ := n.runtimes(t)
 					_, err := os.Stat(n.Root + "/etc/containerd/conf.d/nvidia-shim.toml")
-					if ours := isOurs(list["nvidia"]); ours != (step == 'I' || err == nil) || now != byDefault || fmt.Sprint(list["runc"]) != fmt.Sprint(others["runc"]) {
-						t.Errorf("%s[%d]: ours: %v, default %q, was %q\n%v, was\n%v", order, i, ours, now, byDefault, list, others)
+					kept := strings.Contains("IiH", order[i:i+1]) || err == nil
+					if ours := isOurs(list["nvidia"]) || isOurs(list["nvidia-shim"]); kept && !ours || fmt.Sprint(list["runc"]) != fmt.Sprint(others["runc"]) {
+						t.Errorf("%s[%d]: ours: %v\n%v, was\n%v", order, i, ours, list, others)
 					}
 					files := n.files(t)
 					if i > 0 && order[i-1] == order[i] {
@@ -110,18 +133,19 @@ func TestNVIDIAsToolAndInstallInEveryOrder(t *testing.T) {
 					}
 					before = files
 				}
-				out, ok := n.try(t, ctlPath()+" uninstall --target containerd")
-				if written := strings.Contains(out, "("+runtimeclass.DefaultContainerdConfig+": nvidia)"); ok == written || written && order != "IINN" {
-					t.Errorf("uninstall: %v %s", ok, out)
+				n.step(t, 'U')
+				got, gotDefault := n.runtimes(t)
+				want, wantDefault := alone.runtimes(t)
+				if !reflect.DeepEqual(got, want) || gotDefault != wantDefault {
+					t.Errorf("default %q, want %q; runtimes\n%v, want\n%v", gotDefault, wantDefault, got, want)
 				}
-				list, _ := n.runtimes(t)
-				for name, runtime := range list {
-					if isOurs(runtime) {
-						t.Errorf("uninstall left %s: %v", name, runtime)
+				for _, name := range runtimeclass.Programs {
+					if _, err := os.Stat(n.Root + "/usr/local/bin/" + name); err == nil {
+						t.Errorf("%s is left", name)
 					}
 				}
-				if !strings.Contains(fmt.Sprint(list["nvidia"]), "nvidia-container-runtime") {
-					t.Errorf("the toolkit's runtime is gone: %v", list)
+				if text, _ := n.try(t, "grep -r nvidia-shim /etc/containerd --include=*.toml"); text != "" {
+					t.Errorf("left: %s", text)
 				}
 			})
 		}
