@@ -105,8 +105,8 @@ func TestOtherPlatforms(t *testing.T) {
 		name, driver, device string
 		become               func(t *testing.T, d *sim.Driver) error
 	}{
-		{"WSL2", "of Windows, by WSL2", "/dev/dxg", func(t *testing.T, d *sim.Driver) error { return d.BecomeWSL(t.Context()) }},
-		{"Tegra", "of a Tegra, by its lists of files", "/dev/nvmap", func(t *testing.T, d *sim.Driver) error { return d.BecomeTegra(t.Context()) }},
+		{"WSL2", "of Windows, by WSL2 (experimental)", "/dev/dxg", func(t *testing.T, d *sim.Driver) error { return d.BecomeWSL(t.Context()) }},
+		{"Tegra", "of a Tegra, by its lists of files (experimental)", "/dev/nvmap", func(t *testing.T, d *sim.Driver) error { return d.BecomeTegra(t.Context()) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := simulate(t)

@@ -103,11 +103,12 @@ func (h Host) Driver() string {
 	return "the driver of " + PlatformTitle(h.Platform)
 }
 
-// PlatformTitle is the name of a Host's Platform in messages.
+// PlatformTitle is the name of a Host's Platform in messages. Platforms that were only simulated are
+// experimental.
 func PlatformTitle(platform string) string {
 	return map[string]string{
-		wsl.Name:   "Windows, by WSL2",
-		tegra.Name: "a Tegra, by its lists of files",
+		wsl.Name:   "Windows, by WSL2 (experimental)",
+		tegra.Name: "a Tegra, by its lists of files (experimental)",
 	}[platform]
 }
 

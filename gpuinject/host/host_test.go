@@ -33,7 +33,7 @@ func TestDiscoverRecognisesThePlatform(t *testing.T) {
 		{"an ordinary host", func(f *fixture) { f.module(); f.gpu(0, "NVIDIA H200", uuid(1)) }, "", 1, version, "driver " + version, nil},
 		{"a host without a driver", func(*fixture) {}, "", 0, "", "", device.ErrNoDriver},
 		{"WSL2", func(f *fixture) { f.Node("dxg", 10, 125, 0o660); f.Write("usr/lib/wsl/lib/libdxcore.so", "") },
-			"wsl", 1, "", "the driver of Windows, by WSL2", nil},
+			"wsl", 1, "", "the driver of Windows, by WSL2 (experimental)", nil},
 		{"WSL2's files on a GPU host", func(f *fixture) {
 			f.module()
 			f.gpu(0, "NVIDIA H200", uuid(1))
@@ -43,10 +43,10 @@ func TestDiscoverRecognisesThePlatform(t *testing.T) {
 		{"WSL2's node without dxcore", func(f *fixture) { f.Node("dxg", 10, 125, 0o660) }, "", 0, "", "", device.ErrNoDriver},
 		{"dxcore without WSL2's node", func(f *fixture) { f.Write("usr/lib/wsl/lib/libdxcore.so", "") }, "", 0, "", "", device.ErrNoDriver},
 		{"a Tegra by its release file, without a kernel module for PCI GPUs", func(f *fixture) { f.Write("etc/nv_tegra_release", "# R36\n") },
-			"tegra", 1, "", "the driver of a Tegra, by its lists of files", nil},
-		{"a Tegra by its family, whose display module reports no GPU", family("Tegra"), "tegra", 1, "", "the driver of a Tegra, by its lists of files", nil},
+			"tegra", 1, "", "the driver of a Tegra, by its lists of files (experimental)", nil},
+		{"a Tegra by its family, whose display module reports no GPU", family("Tegra"), "tegra", 1, "", "the driver of a Tegra, by its lists of files (experimental)", nil},
 		{"a Tegra whose GPU procfs reports by name", func(f *fixture) { family("tegra264")(f); f.gpu(0, "NVIDIA Thor", uuid(1)) },
-			"tegra", 1, "", "the driver of a Tegra, by its lists of files", nil},
+			"tegra", 1, "", "the driver of a Tegra, by its lists of files (experimental)", nil},
 		{"a Tegra with a discrete GPU, which is not supported, is an ordinary host", func(f *fixture) {
 			family("tegra264")(f)
 			f.gpu(0, "NVIDIA Thor", uuid(1))
