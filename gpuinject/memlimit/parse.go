@@ -1,9 +1,10 @@
 package memlimit
 
 import (
+	"cmp"
 	"fmt"
 	"math"
-	"math/big"
+	"math/bits"
 	"strconv"
 	"strings"
 )
@@ -75,8 +76,9 @@ var suffixes = map[string]uint64{
 	"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
 }
 
-// maxDigits bounds a number: 2^64 bytes have twenty digits.
-const maxDigits = 32
+// A number has at most maxDigits digits, of which 2^64 bytes have twenty, and maxFraction behind the
+// point, as Kubernetes' quantities.
+const maxDigits, maxFraction = 32, 9
 
 // parseQuantity parses "none", or a number with a suffix, such as "1.5Gi".
 func parseQuantity(text string, unit uint64) (uint64, error) {
@@ -89,15 +91,28 @@ func parseQuantity(text string, unit uint64) (uint64, error) {
 	} else if number != text {
 		unit = 0
 	}
-	digits := strings.Trim(number, "0123456789") == "" || strings.Count(number, ".") == 1 && strings.Trim(number, "0123456789.") == ""
-	value, ok := new(big.Rat).SetString(number[:min(len(number), maxDigits)])
-	if !digits || !ok || unit == 0 || len(number) > maxDigits {
+	whole, fraction, point := strings.Cut(number, ".")
+	digits := strings.Trim(whole+fraction, "0123456789") == "" && len(whole+fraction) > 0 && (fraction != "" || !point)
+	if !digits || unit == 0 || len(whole) > maxDigits || len(fraction) > maxFraction {
 		return 0, fmt.Errorf("%.256q is not an amount of memory such as 8Gi or 8000M", text)
 	}
-	value.Mul(value, new(big.Rat).SetFrac(new(big.Int).SetUint64(unit), big.NewInt(MiB)))
-	mib := new(big.Int).Add(value.Num(), new(big.Int).Sub(value.Denom(), big.NewInt(1)))
-	if mib.Quo(mib, value.Denom()); mib.Cmp(big.NewInt(None/MiB)) > 0 {
+	high, bytes := uint64(1), uint64(0)
+	if n, err := strconv.ParseUint(cmp.Or(whole, "0"), 10, 64); err == nil {
+		high, bytes = bits.Mul64(n, unit)
+	}
+	if fraction != "" {
+		n, _ := strconv.ParseUint(fraction, 10, 64)
+		product, low := bits.Mul64(n, unit)
+		part, rest := bits.Div64(product, low, uint64(math.Pow10(len(fraction))))
+		bytes, low = bits.Add64(bytes, part, min(rest, 1))
+		high += low
+	}
+	mib := bytes / MiB
+	if bytes%MiB > 0 {
+		mib++
+	}
+	if high > 0 || mib > None/MiB {
 		return 0, fmt.Errorf("%.256q is more memory than 64 bits count", text)
 	}
-	return mib.Uint64() * MiB, nil
+	return mib * MiB, nil
 }

@@ -36,7 +36,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/advisories", "internal/atomicfile", "internal/cmdline", "internal/criu", "internal/fault", "internal/hosttree", "internal/mountns",
-		"internal/openat", "internal/procfs", "internal/semver", "internal/term", "internal/tomledit", "internal/trusted", "internal/version",
+		"internal/openat", "internal/procfs", "internal/rawio", "internal/semver", "internal/term", "internal/tomledit", "internal/trusted", "internal/version",
 	},
 }
 

@@ -777,7 +777,7 @@ var rest = []unmarked{
 		"callPause:      {pass, pass, acts, acts, pass, deny}", "callPause:      {pass, pass, acts, acts, pass, pass}",
 		"TestEachCallInEachState"},
 	{"shim: no container without mask", "shim/create.go",
-		"destroyed = s.destroy(ctx, r.ID)", "",
+		"\t\t\tdestroyed = s.destroy(ctx, r.ID)\n\t\t\treturn nil, err\n\t\t}\n\t}\n\tif created", "\t\t\treturn nil, err\n\t\t}\n\t}\n\tif created",
 		"TestAContainerWhoseMaskFailedIsDestroyed"},
 	{"shim: no GPU by a checkpoint", "shim/create.go",
 		"err = plan.CheckRestore(c, r.Checkpoint)", "",
