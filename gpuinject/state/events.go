@@ -14,13 +14,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// eventsName is the file of events, one line of JSON each. When it is full, it is renamed to
-// olderEventsName.
-const (
-	eventsName      = "events.jsonl"
-	olderEventsName = "events.jsonl.1"
-)
-
 // maxEvents is the size of a full file, in bytes. A variable for the tests.
 var maxEvents int64 = 1 << 20
 

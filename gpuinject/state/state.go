@@ -15,6 +15,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
+// eventsName is the file of events, one line of JSON each. When it is full, it is renamed to
+// olderEventsName.
+const (
+	eventsName      = "events.jsonl"
+	olderEventsName = "events.jsonl.1"
+)
+
 // State is the state directory.
 type State struct {
 	dir      string

@@ -14,6 +14,19 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
+// File is one file of a view.
+type File struct {
+	// Source is the file on the host: an absolute path that is no symbolic link. It is "" if Data
+	// is set.
+	Source string
+	// Data is the content of a file that the host lacks.
+	Data []byte
+	// Name is the path in the view: "lib64/libcuda.so.580.159.04".
+	Name string
+	// Links are symbolic links beside it, by base name: "libcuda.so.1".
+	Links []string
+}
+
 // build assembles the view on the directory root in a private mount namespace and attaches the
 // finished tree to root in ours, in one step. A detached mount tree can be assembled only since
 // kernel 6.15; an attached one can be cloned since 5.2.
@@ -122,4 +135,12 @@ func bind(source, target string) error {
 		return fmt.Errorf("make the bind read-only: %w", err)
 	}
 	return nil
+}
+
+// mounted reports whether dir is the root of a mount in this mount namespace.
+// STATX_ATTR_MOUNT_ROOT: kernel 5.8.
+func mounted(dir string) bool {
+	var stx unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stx)
+	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }

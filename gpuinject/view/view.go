@@ -23,19 +23,6 @@ import (
 // always pointed there.
 const Dir = "/usr/local/nvidia"
 
-// File is one file of a view.
-type File struct {
-	// Source is the file on the host: an absolute path that is no symbolic link. It is "" if Data
-	// is set.
-	Source string
-	// Data is the content of a file that the host lacks.
-	Data []byte
-	// Name is the path in the view: "lib64/libcuda.so.580.159.04".
-	Name string
-	// Links are symbolic links beside it, by base name: "libcuda.so.1".
-	Links []string
-}
-
 // Spec lists what a view holds.
 type Spec struct {
 	// Driver identifies the current driver files; a view of another driver is out of date.
@@ -139,14 +126,6 @@ func makePrivate(dir string) error {
 
 // IsMounted reports whether the view at root, a result of Path, is there.
 func IsMounted(root string) bool { return mounted(root) }
-
-// mounted reports whether dir is the root of a mount in this mount namespace.
-// STATX_ATTR_MOUNT_ROOT: kernel 5.8.
-func mounted(dir string) bool {
-	var stx unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stx)
-	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
-}
 
 // unmount removes every mount on dir.
 func unmount(dir string) error {

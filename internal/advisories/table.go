@@ -1,5 +1,26 @@
 package advisories
 
+// Advisory is a published vulnerability, or a defect that matters as much.
+type Advisory struct {
+	// Component is one of the constants, as are the classes.
+	Component string
+	// ID is a CVE, or another name that its source uses.
+	ID    string
+	Class string
+	// Effect says what can happen, in a clause; empty if the source does not say.
+	Effect string
+	// Since is the first affected version; "" if all before the fix are.
+	Since string
+	// Fixed has the first fixed version of each release line, in ascending order. Lines after the
+	// last one are fixed, lines without an entry are not. Without any entry no fix is known.
+	Fixed []string
+	// Kernels are the first affected and the first fixed version of the kernel; empty if the kernel
+	// does not matter.
+	Kernels []string
+	// Source is the address of the advisory.
+	Source string
+}
+
 // Components, by the names that their own advisories use.
 const (
 	Containerd = "containerd"

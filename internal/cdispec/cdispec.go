@@ -27,13 +27,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Path is the file that container engines read. nvidia-ctk is documented to write the same one: two
-// files of one kind in a directory make their devices unusable.
-const Path = "/etc/cdi/nvidia.yaml"
-
-// maxSize bounds the file; a node with 16 GPUs of 7 MIG devices each needs about 100 KiB.
-const maxSize = 4 << 20
-
 // Make makes the specification of this host.
 func Make(p preview.Planner) (*specs.Spec, error) {
 	cfg, err := p.Config()

@@ -13,6 +13,13 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
+// Path is the file that container engines read. nvidia-ctk is documented to write the same one: two
+// files of one kind in a directory make their devices unusable.
+const Path = "/etc/cdi/nvidia.yaml"
+
+// maxSize bounds the file; a node with 16 GPUs of 7 MIG devices each needs about 100 KiB.
+const maxSize = 4 << 20
+
 // Dirs are the directories that container engines read, later ones first.
 var Dirs = []string{filepath.Dir(Path), "/var/run/cdi"}
 

@@ -4,11 +4,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 )
+
+// Tree is the file tree of a host.
+type Tree struct {
+	// Root is "/" or "", or the root of a tree to prepare.
+	Root string
+}
+
+// Real returns the path on this system of a path below the root.
+func (t Tree) Real(name string) string { return filepath.Join("/", t.Root, name) }
 
 // OpenPath opens a file of the tree without an effect on it (O_PATH), and returns its fstat(2). A
 // process of another root may change the tree meanwhile: links are followed inside the root only,

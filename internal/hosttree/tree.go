@@ -17,15 +17,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// Tree is the file tree of a host.
-type Tree struct {
-	// Root is "/" or "", or the root of a tree to prepare.
-	Root string
-}
-
-// Real returns the path on this system of a path below the root.
-func (t Tree) Real(name string) string { return filepath.Join("/", t.Root, name) }
-
 // Follow resolves the links of a path within the root.
 func (t Tree) Follow(name string) (string, error) {
 	real, err := continuity.RootPath(t.Real("/"), name)

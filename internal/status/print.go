@@ -12,9 +12,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// none is printed for an absent value.
-const none = "-"
-
 // Print shows a status in tables.
 func (s *Status) Print(o *term.Output) {
 	driver := "Driver " + s.DriverVersion

@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// none is printed for an absent value.
+const none = "-"
+
 // Temperature returns the temperature of a GPU as text.
 func (g GPU) Temperature() string {
 	if g.Sensors == nil || g.Sensors.Temperature == nil {
