@@ -18,9 +18,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
-// maxInput limits what is read from standard input, as containerd's shim library does.
-const maxInput = 10 << 20
-
 // Run is the main function of the shim: containerd's RunShim, for every version of containerd.
 //
 // Since 2.3 containerd writes BootstrapParams to the standard input of `start` and expects a

@@ -27,6 +27,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
+// maxInput limits what is read from standard input, as containerd's shim library does.
+const maxInput = 10 << 20
+
 // newManager returns what containerd's shim library runs for `start`, `delete` and `-info`: the
 // runc shim's own manager, with runtime options of any type translated.
 func newManager() ctrdshim.Shim {
