@@ -26,7 +26,6 @@ var cycles = map[string]string{
 	"internal/check":        "advisories check containerd docker health host node programs",
 	"internal/nvml":         "cuda facts live open read",
 	"internal/serve":        "history limit metrics nvidiadocker page serve",
-	"internal/toolkit":      "options toolkit",
 	"runtimeclass":          "backup configuration containerd daemon docker dump files find handler install k3s kind kubelet plan record toml unmarked",
 	"shim":                  "checkpoint pause service shutdown states",
 }

@@ -11,6 +11,18 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
+// States of an option.
+const (
+	// Carried options are in the new file.
+	Carried = "carried over"
+	// Default options say what is the default here.
+	Default = "the default here"
+	// None is for options without a meaning here; nothing is lost.
+	None = "no meaning here"
+	// Attention is for options whose effect the new file does not have. Why says what to do.
+	Attention = "look at it"
+)
+
 const (
 	keyMounts       = "accept-nvidia-visible-devices-as-volume-mounts"
 	keyRequire      = "disable-require"

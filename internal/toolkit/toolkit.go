@@ -22,18 +22,6 @@ var Paths = []string{
 	"/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 }
 
-// States of an option.
-const (
-	// Carried options are in the new file.
-	Carried = "carried over"
-	// Default options say what is the default here.
-	Default = "the default here"
-	// None is for options without a meaning here; nothing is lost.
-	None = "no meaning here"
-	// Attention is for options whose effect the new file does not have. Why says what to do.
-	Attention = "look at it"
-)
-
 // Option is one option that the toolkit's file sets.
 type Option struct {
 	// Key is dotted: "nvidia-container-cli.root". Value is in TOML.
