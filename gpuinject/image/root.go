@@ -206,6 +206,9 @@ func (r *Root) see(name string) (found, error) {
 	f, err := r.examine(name)
 	f.close()
 	f.fd = -1
+	if errors.Is(err, unix.ENOENT) && r.links[f.path].err == nil {
+		r.keepLink(f.path, link{err: unix.ENOENT})
+	}
 	if r.seen == nil {
 		r.seen = map[string]seen{}
 	}
@@ -218,6 +221,9 @@ func (r *Root) see(name string) (found, error) {
 // examine is lookup for a clean name. If the directory of the name is open, one system call shows
 // that nothing is there, or the text of a link.
 func (r *Root) examine(name string) (f found, err error) {
+	if absent := r.firstKnown(name).err; absent != nil {
+		return found{path: name, fd: -1}, &os.PathError{Op: "look up", Path: name, Err: absent}
+	}
 	d, ok := r.dirs[path.Dir(name)]
 	if !ok || name == "/" || d.err == nil && !d.is(unix.S_IFDIR) {
 		return r.lookup(name)
@@ -236,6 +242,16 @@ func (r *Root) examine(name string) (f found, err error) {
 		return r.lookupLinks(name)
 	}
 	return r.lookup(name)
+}
+
+// firstKnown returns what is known of the first component of a clean path that is a link or absent.
+func (r *Root) firstKnown(name string) link {
+	for i, c := range name + "/" {
+		if l := r.links[name[:i]]; c == '/' && (l.is || l.err != nil) {
+			return l
+		}
+	}
+	return link{}
 }
 
 // directory returns the directory name and keeps it open. It is for names of which a plan has few.
@@ -262,6 +278,9 @@ func (r *Root) changed(real string) {
 // would be made.
 func (r *Root) lookup(name string) (f found, err error) {
 	f.path = path.Clean("/" + name)
+	if r.firstKnown(f.path).is {
+		return r.lookupLinks(name)
+	}
 	f.fd, err = r.open(f.path, 0)
 	if errors.Is(err, unix.ELOOP) {
 		return r.lookupLinks(name)
@@ -404,6 +423,9 @@ func (r *Root) readFile(name string, limit int64) ([]byte, error) {
 // readDir returns the names in the directory name, unsorted. More than limit names are an error, so
 // that no image can make the shim read for long.
 func (r *Root) readDir(name string, limit int) ([]string, error) {
+	if _, err := r.see(name); err != nil {
+		return nil, err
+	}
 	at, err := r.lookup(name)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/rawio"
 )
 
@@ -53,11 +54,12 @@ func (r *Root) WriteFile(name string, data []byte) error {
 // hasContent reports whether name is a regular file with this content.
 func (r *Root) hasContent(name string, data []byte) bool {
 	at, err := r.lookup(name)
-	at.close()
-	if err != nil || at.stat.Size != int64(len(data)) {
+	defer at.close()
+	if err != nil || !at.is(unix.S_IFREG) || at.stat.Size != int64(len(data)) {
 		return false
 	}
-	old, err := r.readFile(name, int64(len(data)))
+	old, err := openat.Read(at.fd, &at.stat, int64(len(data)))
+	_ = r.noted(err)
 	return err == nil && bytes.Equal(old, data)
 }
 
