@@ -394,7 +394,7 @@ func (r *Root) keepLink(real string, l link) {
 	if r.links == nil {
 		r.links = map[string]link{}
 	}
-	if len(r.links) < maxSeen {
+	if _, ok := r.links[real]; ok || len(r.links) < maxSeen {
 		r.links[real] = l
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -249,5 +250,25 @@ func TestALinkIsMadeWhereNothingIs(t *testing.T) {
 			}
 			i.unchanged()
 		})
+	}
+}
+
+// What was found while planning is not believed when a link is replaced.
+func TestALinkThatChangedAfterThePlanStays(t *testing.T) {
+	for _, others := range []int{0, maxSeen} {
+		i := newImage(t)
+		i.link("/opt/own/y", "etc/x")
+		check(t, i.CanMakeLink("/etc/x", own))
+		for n := range others {
+			i.readLink("/etc/" + strconv.Itoa(n))
+		}
+		check(t, os.Remove(i.path("etc/x")))
+		i.link("/opt/theirs", "etc/x")
+		if err := i.MakeLink("/etc/x", target, own); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("%v, want %v", err, fs.ErrExist)
+		}
+		if got, _ := os.Readlink(i.path("etc/x")); got != "/opt/theirs" {
+			t.Errorf("after %d other look-ups it leads to %q", others, got)
+		}
 	}
 }
