@@ -44,9 +44,9 @@ func libraryDirs() []string {
 	}
 }
 
-// binaryDirs are searched for programs after the directories beside the libraries. The last is
-// Bottlerocket's.
-var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin", "/usr/libexec/nvidia/tesla/bin"}
+// binaryDirs are searched for programs after the directories beside the libraries. Debian has the
+// server of MPS in /usr/sbin, Bottlerocket all of them in the last.
+var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin", "/usr/sbin", "/usr/libexec/nvidia/tesla/bin"}
 
 // dataDirs are searched for the files of dataKinds. The first place wins: /etc belongs to the
 // administrator.
