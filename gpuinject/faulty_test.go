@@ -39,3 +39,22 @@ func TestAFaultyGPU(t *testing.T) {
 		},
 	}.run(t)
 }
+
+// The MIG devices of a GPU that cannot be used are refused with its reason, by every name, also those
+// that the kubelet allocated.
+func TestAMIGDeviceOfAFaultyGPU(t *testing.T) {
+	h := newMIGHost(t)
+	writeCheckpoint(t, podAllocation{"u1", "main", "nvidia.com/mig-1g.18gb", []string{h.MIG[1].UUID}}, podAllocation{"u2", "main", gpuResource, []string{h.GPUs[2].UUID}})
+	testtree.Check(t, os.Remove(filepath.Join(h.ProcRoot, "driver/nvidia/gpus", h.GPUs[1].BusID, "information")))
+	const faulty = "refused: a MIG device of GPU 1 ... cannot be used ... information"
+	table{show: showMIG, host: h, rows: []row{
+		{name: "by UUID", env: devices(h.MIG[0].UUID), want: faulty},
+		{name: "by index", env: devices("1:0"), want: faulty},
+		{name: "by its instances", env: devices(h.older("5/0")), want: faulty},
+		{name: "in a pod", env: devices("all"), spec: podNamed("u1", "main"), want: faulty},
+		{name: "another pod", env: devices("all"), spec: podNamed("u2", "main"), want: "GPU 2"},
+		{name: "all", env: devices("all"), want: "GPU 0, GPU 2"},
+		{name: "an unknown one", env: devices("MIG-00000000-0000-0000-0000-000000000000"), want: "refused: unknown MIG device"},
+		{name: "an unknown one of another GPU", env: devices("0:0"), want: "refused: unknown MIG device"},
+	}}.run(t)
+}
