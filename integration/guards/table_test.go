@@ -678,7 +678,7 @@ var rest = []unmarked{
 		"case known && persistence == nvml.FEATURE_DISABLED:", "case known && persistence > nvml.FEATURE_ENABLED:",
 		"TestMemoryLimitsThatAreRefused"},
 	{"probe: a failure restores limits", "internal/nvml/memory.go",
-		"return errors.Join(err, restore(set))", "return errors.Join(err, restore(nil))",
+		"errors.Join(err, restore(list[:i+1]))", "errors.Join(err, restore(list[:0]))",
 		"TestAFailureRestoresTheLimits"},
 	{"probe: one process sets limits", "internal/probe/server/server.go",
 		"lock, err := lockHost(cfg.Host, q.Timeout)\n\t\tif err != nil {\n\t\t\treturn err", "lock, err := (*os.File)(nil), error(nil)\n\t\tif err != nil {\n\t\t\treturn err",

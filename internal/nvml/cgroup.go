@@ -61,16 +61,3 @@ func mountOf(path string) (string, error) {
 		}
 	}
 }
-
-// allowCgroups makes the cgroups writable, in which NVML changes the files of the controller dmem:
-// those of q's cgroup and of its ancestors.
-func allowCgroups(path string) error {
-	mount, err := mountOf(path)
-	if err == nil {
-		err = unix.MountSetattr(unix.AT_FDCWD, mount, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
-	}
-	if err != nil {
-		return fmt.Errorf("make the cgroups writable: %w", err)
-	}
-	return nil
-}

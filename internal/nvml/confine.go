@@ -152,6 +152,19 @@ func confineMounts(host config.Host, q probe.Questions, keep []string) error {
 	return confineProc(ids)
 }
 
+// allowCgroups makes the cgroups writable, in which NVML changes the files of the controller dmem:
+// those of the cgroup at path and of its ancestors.
+func allowCgroups(path string) error {
+	mount, err := mountOf(path)
+	if err == nil {
+		err = unix.MountSetattr(unix.AT_FDCWD, mount, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
+	}
+	if err != nil {
+		return fmt.Errorf("make the cgroups writable: %w", err)
+	}
+	return nil
+}
+
 // confineDev replaces /dev by a directory with NVIDIA's nodes in dev, and a few that every program
 // may expect.
 func confineDev(dev string) error {

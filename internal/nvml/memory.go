@@ -5,6 +5,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -19,35 +20,24 @@ const maxRounding = 2 << 20
 
 // SetMemory sets the limits q.SetMemory of the cgroup and returns what the driver then reports. It
 // checks every limit before it sets the first. After an error every GPU has what it had before,
-// unless the error says otherwise.
+// unless the error says otherwise; but if all limits are none, it takes away each that it can.
 func SetMemory(host config.Host, q probe.Questions) (use []probe.MemoryUse, err error) {
-	err = withMemory(host, q, func(m memory) error {
-		var before, set []limited
-		for _, want := range q.SetMemory {
-			l, err := m.find(want.UUID)
-			if err == nil {
-				err = l.check(want)
-			}
-			if err != nil {
-				return err
-			}
-			before = append(before, l)
+	err = withMemory(host, q, func(m memory) (err error) {
+		if slices.ContainsFunc(q.SetMemory, func(l probe.MemoryLimit) bool { return !isNone(l) }) {
+			use, err = m.setAll(q.SetMemory)
+		} else {
+			use, err = m.clear(q.SetMemory)
 		}
-		for i, want := range q.SetMemory {
-			set = append(set, before[i]) // also if that fails: part of it may have happened
-			now, err := before[i].set(want)
-			if err != nil {
-				return errors.Join(err, restore(set))
-			}
-			use = append(use, now)
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return use, nil
 }
+
+// isNone reports whether a limit limits nothing.
+func isNone(l probe.MemoryLimit) bool { return l.Soft == 0 && l.Hard == probe.NoMemoryLimit }
 
 // ReadMemory returns the limits of the cgroup for the GPUs q.ReadMemory, without those for which the
 // driver counts nothing.
@@ -104,6 +94,42 @@ type memory struct {
 	cgroup  string // its directory
 }
 
+// setAll sets every limit or none.
+func (m memory) setAll(limits []probe.MemoryLimit) (use []probe.MemoryUse, err error) {
+	var list []limited
+	for _, want := range limits {
+		l, err := m.find(want.UUID)
+		if err == nil {
+			err = l.check(want)
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, l)
+	}
+	for i, want := range limits {
+		now, err := list[i].set(want)
+		if err != nil { // part of it may have happened
+			return nil, errors.Join(err, restore(list[:i+1]))
+		}
+		use = append(use, now)
+	}
+	return use, nil
+}
+
+// clear takes away the limits. A GPU that fails, because it is lost, keeps no other from it.
+func (m memory) clear(limits []probe.MemoryLimit) (use []probe.MemoryUse, err error) {
+	for _, none := range limits {
+		l, failed := m.find(none.UUID)
+		if l.device != nil {
+			l.now, failed = l.set(none)
+			use = append(use, l.now)
+		}
+		err = errors.Join(err, failed)
+	}
+	return use, err
+}
+
 // limited is a GPU with what the driver reports for the cgroup.
 type limited struct {
 	memory
@@ -154,7 +180,7 @@ func (l limited) read(uuid string) (use probe.MemoryUse, counted bool, err error
 // check returns an error if the driver would refuse a limit, or accept it and not keep it. To take a
 // limit away is never refused here.
 func (l limited) check(want probe.MemoryLimit) error {
-	if want == (probe.MemoryLimit{UUID: want.UUID, Hard: probe.NoMemoryLimit}) {
+	if isNone(want) {
 		return nil
 	}
 	r := &reader{library: l.library}

@@ -281,7 +281,7 @@ func TestMemoryLimitsThatAreRefused(t *testing.T) {
 				check(t, tc.prepare())
 			}
 			_, err := h.set(h.limit(0, gib, 2*gib), tc.limit)
-			if ok := errors.Is(tc.cause, errNone); ok != (err == nil) || !ok && (probe.MemoryCause(err) != causeText(tc.cause) || !strings.Contains(err.Error(), tc.text)) {
+			if ok := errors.Is(tc.cause, errNone); ok != (err == nil) || !ok && (probe.MemoryCause(err) != probe.MemoryCause(tc.cause) || !strings.Contains(err.Error(), tc.text)) {
 				t.Errorf("%s, %s: %v", backend, tc.name, err)
 			}
 			check(t, errors.Join(h.Faults(), h.Persistence(true)))
@@ -298,13 +298,6 @@ func TestMemoryLimitsThatAreRefused(t *testing.T) {
 // errNone stands for no error in a table.
 var errNone = errors.New("none")
 
-func causeText(cause error) string {
-	if cause == nil {
-		return ""
-	}
-	return cause.Error()
-}
-
 // After a failure, a running container has what it had before.
 func TestAFailureRestoresTheLimits(t *testing.T) {
 	for _, backend := range backends {
@@ -320,6 +313,26 @@ func TestAFailureRestoresTheLimits(t *testing.T) {
 			want = append(want, "pod 0 1 max", " 0 1 max")
 		}
 		h.has(backend, want...)
+	}
+}
+
+// A lost GPU keeps no other from being free of its limit.
+func TestLimitsAreTakenBackWhereThatWorks(t *testing.T) {
+	for _, function := range []string{"nvmlDeviceGetMemoryLimits_v1", "nvmlDeviceSetMemoryLimits_v1"} {
+		h := newLimitHost(t, "dmem", sim.Options{GPUs: 3})
+		_, err := h.set(h.limit(0, gib, gib), h.limit(1, gib, gib), h.limit(2, gib, gib))
+		check(t, err)
+		check(t, h.Faults(sim.Fault{Function: function, UUID: h.GPUs[1].UUID, Code: 15}))
+		_, err = h.set(probe.MemoryLimit{UUID: "GPU-gone", Hard: probe.NoMemoryLimit},
+			h.limit(0, 0, probe.NoMemoryLimit), h.limit(1, 0, probe.NoMemoryLimit), h.limit(2, 0, probe.NoMemoryLimit))
+		if err == nil || !strings.Contains(err.Error(), "GPU 1: ") || !strings.Contains(err.Error(), "handle of GPU GPU-gone") {
+			t.Errorf("%s: %v", function, err)
+		}
+		want := []string{"pod/leaf 1 1 1", "pod 1 1 max", " 1 1 max"}
+		if function == "nvmlDeviceGetMemoryLimits_v1" { // it cannot be read, but set
+			want = nil
+		}
+		h.has(function, want...)
 	}
 }
 
@@ -367,7 +380,7 @@ func TestTheCgroupThatWasMeant(t *testing.T) {
 		{"a directory", h.StateDir, h.StateDir, probe.ErrNotCgroup2},
 	} {
 		check(t, os.MkdirAll(h.StateDir, 0o700))
-		if _, err := h.askTask("confine-memory", tc.open, tc.path, set); probe.MemoryCause(err) != causeText(tc.cause) && !(tc.cause == errNone && err == nil) {
+		if _, err := h.askTask("confine-memory", tc.open, tc.path, set); errors.Is(tc.cause, errNone) != (err == nil) || probe.MemoryCause(err) != probe.MemoryCause(tc.cause) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
 	}

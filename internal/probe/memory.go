@@ -77,8 +77,9 @@ func MemoryCause(err error) string {
 }
 
 // SetMemoryLimits sets limits of the cgroup, an open directory, and reads each back. After an error
-// every GPU has the limits that it had before, unless the error says otherwise. To take limits back,
-// it sets them to none, before the cgroup is removed.
+// every GPU has the limits that it had before, unless the error says otherwise or the driver did not
+// answer in time: then any of them may be set. To take limits back, set them to none before the cgroup
+// is removed; that takes away each that it can.
 func SetMemoryLimits(ask func(Questions) Answers, cgroup *os.File, limits []MemoryLimit) error {
 	if len(limits) == 0 {
 		return nil

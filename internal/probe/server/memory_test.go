@@ -81,6 +81,10 @@ func TestMemoryLimits(t *testing.T) {
 	if list, err := d.CgroupLimits(); err != nil || len(list) > 0 {
 		t.Errorf("left behind: %+v, %v", list, err)
 	}
+	none := []probe.MemoryLimit{{UUID: "GPU-x", Hard: probe.NoMemoryLimit}, {UUID: "GPU-y", Hard: probe.NoMemoryLimit}}
+	if err := probe.SetMemoryLimits(asking, dirs[0], none); err == nil || !strings.Contains(err.Error(), "; NVML does not report the handle of GPU GPU-y") {
+		t.Errorf("two GPUs that are not there: %v", err)
+	}
 	check(t, d.Hang(true))
 	q := probe.Questions{Config: d.ConfigPath, Timeout: 300 * time.Millisecond, Cgroup: dirs[0], ReadMemory: []string{uuid}}
 	if a := ask(q); a.MemoryUse != nil || len(a.MemoryError) < 40 || a.MemoryError[:40] != "NVML has not answered within 300ms: nvid" {

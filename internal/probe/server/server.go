@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -81,7 +82,8 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	case q.AsksMemory():
 		use, err := memory(q)
 		if err != nil {
-			a.MemoryError, a.MemoryCause = err.Error(), probe.MemoryCause(err)
+			// In one line: that of each GPU is one of joined errors.
+			a.MemoryError, a.MemoryCause = strings.ReplaceAll(err.Error(), "\n", "; "), probe.MemoryCause(err)
 		} else {
 			a.MemoryUse = &use
 		}
