@@ -271,17 +271,23 @@ func attachMask(mask *procmask.Mask, pid int, rootPath string) (err error) {
 	return err
 }
 
+// destroyLimit bounds killing a container in destroy, and deleting it.
+const destroyLimit = 10 * time.Second
+
 // destroy kills and deletes a created container that must not start (invariant I8) or that no
 // client waits for. It reports whether the container is gone.
 func (s *Service) destroy(ctx context.Context, id string) bool {
-	// The request that failed may have been cancelled.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
+	limited, cancel := context.WithTimeout(ctx, destroyLimit)
 	defer cancel()
-	if _, err := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+	if _, err := s.TTRPCTaskService.Kill(limited, &taskapi.KillRequest{ID: id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
 		log.G(ctx).WithError(err).WithField("id", id).Warn("nvidia: kill a container that may not start")
 	}
-	_, _ = s.TTRPCTaskService.Wait(ctx, &taskapi.WaitRequest{ID: id})
-	if _, err := s.deleteTask(ctx, &taskapi.DeleteRequest{ID: id}); err != nil {
+	_, _ = s.TTRPCTaskService.Wait(limited, &taskapi.WaitRequest{ID: id})
+	s.takeBackMemory(ctx, id) // which has its own limit
+	limited, cancelDelete := context.WithTimeout(ctx, destroyLimit)
+	defer cancelDelete()
+	if _, err := s.deleteTask(limited, &taskapi.DeleteRequest{ID: id}); err != nil {
 		log.G(ctx).WithError(err).WithField("id", id).Error("nvidia: delete a container that may not start")
 		return false
 	}

@@ -12,6 +12,9 @@ import (
 // Delete deletes the container and unmounts the root file system that Create mounted, as the
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	if r.ExecID == "" {
+		s.takeBackMemory(ctx, r.ID)
+	}
 	resp, err := s.deleteTask(ctx, r)
 	if r.ExecID == "" && errdefs.IsNotFound(errgrpc.ToNative(err)) {
 		s.cancelCreate(r.ID) // containerd no longer waits for it
@@ -39,9 +42,6 @@ func (s *Service) forget(ctx context.Context, id string) {
 
 // deleteTask has the embedded service delete the container or the process.
 func (s *Service) deleteTask(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	if r.ExecID == "" {
-		s.takeBackMemory(ctx, r.ID)
-	}
 	resp, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err == nil && r.ExecID == "" && resp.Pid != 0 { // it has run
 		s.events.waitExit(r.ID)

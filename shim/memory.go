@@ -250,7 +250,7 @@ var unable = []struct {
 	{probe.ErrNotLimitable, "turn MIG off, and the module's option RmMemacctMode on"},
 	{probe.ErrNoController, "use runc, which enables the controller dmem for its cgroups, as BinaryName: crun does not"},
 	{probe.ErrNotCgroup2, "start the host with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)"},
-	{probe.ErrNotPersistent, "start nvidia-persistenced, or nvidia-smi -pm 1"},
+	{probe.ErrNotPersistent, ""}, // it says that
 	{probe.ErrNotPermitted, "run containerd as root of the host"},
 }
 
@@ -279,7 +279,10 @@ func refuseLimits(err error, limits []memlimit.Limit) error {
 	case errors.Is(err, probe.ErrBelowUse):
 		fix = "ask for more than is in use (nvidia-shimctl status)"
 	}
-	return &gpuinject.Error{Kind: kind, Err: fmt.Errorf("%q limits GPU memory: %w: %s, or remove it", limits[0].From, err, fix)}
+	if fix != "" {
+		fix = ": " + fix
+	}
+	return &gpuinject.Error{Kind: kind, Err: fmt.Errorf("%q limits GPU memory: %w%s, or remove it", limits[0].From, err, fix)}
 }
 
 // limitsMemory reports whether an update is about limits.

@@ -185,7 +185,7 @@ func TestALimitThatCannotBeSet(t *testing.T) {
 	}{
 		{"no controller", limit, probe.ErrNoController, "why: use runc"},
 		{"MIG", limit, probe.ErrNotLimitable, "why: turn MIG off"},
-		{"persistence", limit, probe.ErrNotPersistent, "why: start nvidia-persistenced"},
+		{"persistence", limit, probe.ErrNotPersistent, "why, or remove it"},
 		{"too much", limit, probe.ErrInvalidLimit, "why: ask for at most the GPU's memory"},
 		{"a lost GPU", limit, nil, "why: see the driver's messages"},
 		{"a request that is only wished for", request, probe.ErrNoController, ""},
