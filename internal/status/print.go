@@ -124,6 +124,9 @@ func (s *Status) useRows(c Container) (rows [][]string) {
 		if c.Suspended != nil {
 			memory = "suspended"
 		}
+		if u.Limit != 0 && u.Memory != nil && c.Suspended == nil {
+			memory = fmt.Sprintf("%d/%d MiB", *u.Memory>>20, u.Limit>>20)
+		}
 		rows = append(rows, []string{u.Name, memory, percent(u.Utilization), strconv.Itoa(u.Processes)})
 	}
 	if len(rows) > 0 {

@@ -101,6 +101,10 @@ type DeviceUse struct {
 	Memory *uint64 `json:"memory_bytes,omitempty"`
 	// Total is the memory of the device in bytes.
 	Total *uint64 `json:"device_memory_bytes,omitempty"`
+	// Limit is what the container may use at most, and Request what is reserved for it, in bytes; 0 is
+	// none.
+	Limit   uint64 `json:"limit_bytes,omitempty"`
+	Request uint64 `json:"request_bytes,omitempty"`
 	// Utilization is the part of the last seconds in which the processes kept the device busy, in
 	// percent, absent if NVML does not report it.
 	Utilization *uint32 `json:"gpu_percent,omitempty"`
@@ -242,6 +246,11 @@ func (c *Container) add(devices []namedUse) {
 	pids, sum, known := map[int]bool{}, uint64(0), true
 	for _, d := range devices {
 		u := DeviceUse{Name: d.name, UUID: d.uuid, From: FromProcesses}
+		for _, l := range c.plan.Memory {
+			if l.UUID == d.uuid {
+				u.Limit, u.Request = l.Limit, l.Request
+			}
+		}
 		if d.Memory != nil { // NVML lists the device
 			u.Memory, u.Total = new(uint64), d.Memory.Total
 		}
