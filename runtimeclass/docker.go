@@ -103,6 +103,9 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 		return none, err
 	}
 	name, _ := before["default-runtime"].(string)
+	if r.Default && p.Host.Default != "" {
+		return none, fmt.Errorf("dockerd is started with --default-runtime %s, and does not start if %s has a default, too: remove the flag from its unit (systemctl cat docker), or leave out --set-default", p.Host.Default, file.name)
+	}
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	} else if now[name].Ours() && !o.DropDefault {

@@ -264,6 +264,23 @@ func TestInstallDockerRefusesTheSnapAndARootlessOne(t *testing.T) {
 	}
 }
 
+// dockerd ends if its command line and its file both name a default.
+func TestInstallDockerRefusesASecondDefault(t *testing.T) {
+	for _, command := range []string{"/usr/bin/dockerd --default-runtime runc", "/usr/bin/dockerd -H fd:// --default-runtime=runc", "/usr/bin/dockerd --default-runtime"} {
+		_, proc := hostWith(t, nil, []string{command}, nil)
+		h := dockerTree(t, "{}")
+		if found := Find(h, proc, Docker); len(found) == 1 {
+			h.Default = found[0].Default
+		}
+		for _, byDefault := range []bool{false, true} {
+			_, err := register(h, dockerOptions(Registration{Default: byDefault}))
+			if want := byDefault && strings.Contains(command, "runc"); (err != nil) != want || want && !strings.Contains(err.Error(), "--default-runtime runc") {
+				t.Errorf("%s, %v: %v", command, byDefault, err)
+			}
+		}
+	}
+}
+
 // Nothing in a tree is executed, so the version is unknown.
 func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	h := dockerTree(t, "{}")

@@ -17,6 +17,8 @@ type Found struct {
 	// or dockerd; Program is "" if its program is none to execute: see Place.
 	Runs                bool
 	Program, ConfigFile string
+	// Default is the default runtime on the command line of a dockerd; "" for none.
+	Default string
 }
 
 func (f Found) String() string {
@@ -47,6 +49,7 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 			f := Found{Target: d.Name, Why: p.Program + " runs", Runs: true}
 			if !d.Generated {
 				f.Program, f.ConfigFile = h.Place(p, d.Process), ConfigFlag(p.Args)
+				f.Default = defaultFlag(p.Args)
 			}
 			if !slices.Contains(running, f) {
 				running = append(running, f)
@@ -118,6 +121,20 @@ func ConfigFlag(args []string) string {
 		}
 		if path.IsAbs(value) {
 			return value
+		}
+	}
+	return ""
+}
+
+// defaultFlag returns the default runtime on the command line of dockerd, or "".
+func defaultFlag(args []string) string {
+	for i, a := range args {
+		name, value, found := strings.Cut(a, "=")
+		switch {
+		case name == "--default-runtime" && found:
+			return value
+		case name == "--default-runtime" && i+1 < len(args):
+			return args[i+1]
 		}
 	}
 	return ""

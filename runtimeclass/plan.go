@@ -17,6 +17,8 @@ type Host struct {
 	// Program is the daemon's program on this host, which is asked for the configuration that it
 	// reads; "" to ask none.
 	Program string
+	// Default is the default runtime on the command line of a running dockerd; "" for none.
+	Default string
 }
 
 // Plan holds the changes of an installation or its removal.

@@ -52,7 +52,7 @@ func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *t
 	if i.Host.Daemon, err = i.daemonVersion(ctx, found); err != nil {
 		return none, nil, err
 	}
-	i.Host.Program = i.daemonProgram(i.Target, found)
+	i.Host.Program, i.Host.Default = i.daemonProgram(i.Target, found), found.Default
 	if len(i.Toolkit) > 0 {
 		read, err := toolkit.Read(i.Host.Root, i.Toolkit, i.ShimConfig)
 		if err != nil {
