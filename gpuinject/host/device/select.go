@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,7 +129,26 @@ func (inv Inventory) find(id string) (GPU, error) {
 	case slices.ContainsFunc(inv.Excluded, named):
 		return GPU{}, fmt.Errorf("GPU %.256q is excluded from use on this host (NVreg_ExcludedGpus): %s", id, inv.list())
 	}
-	return GPU{}, fmt.Errorf("unknown GPU %.256q: %s", id, inv.list())
+	return GPU{}, fmt.Errorf("unknown GPU %.256q%s: %s", id, hint(id), inv.list())
+}
+
+var (
+	idRange = regexp.MustCompile(`^[0-9]+-[0-9]+$`)
+	profile = regexp.MustCompile(`^[0-9]+[cg]\.`)
+)
+
+// hint says how to write what an unknown id may have meant: these forms are not in NVIDIA's contract.
+func hint(id string) string {
+	word := strings.ToLower(id)
+	switch {
+	case word == "all" || word == "none" || word == "void":
+		return fmt.Sprintf(" (the word is %q)", word)
+	case idRange.MatchString(id):
+		return " (there are no ranges: name each, as 0,1,2)"
+	case profile.MatchString(id):
+		return " (a MIG device has no name by its profile: use its UUID, or GPU:index as 0:1; nvidia-smi -L lists them)"
+	}
+	return ""
 }
 
 func (inv Inventory) list() string {

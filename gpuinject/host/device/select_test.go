@@ -100,6 +100,9 @@ func TestSelectRefuses(t *testing.T) {
 	}{
 		{"an index that the host does not have", "3", append([]string{`unknown GPU "3"`}, known...)},
 		{"an index beyond any integer", strings.Repeat("9", 40), append([]string{"unknown GPU"}, known...)},
+		{"a word in capitals", "ALL", append([]string{`unknown GPU "ALL" (the word is "all")`}, known...)},
+		{"a range", "0-3", []string{`unknown GPU "0-3" (there are no ranges: name each, as 0,1,2): `}},
+		{"a MIG profile", "1g.10gb", []string{`unknown GPU "1g.10gb" (a MIG device has no name by its profile: use its UUID`}},
 		{"a negative index", "-1", []string{`unknown GPU "-1"`}},
 		{"an unknown UUID", uuid("00000000"), append([]string{`unknown GPU "GPU-00000000-`}, known...)},
 		{"an ambiguous UUID names its matches only", "GPU-fef8", append([]string{`"GPU-fef8" is the beginning of 2 UUIDs`}, known[:2]...)},
