@@ -61,7 +61,7 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 
 // store writes the record of the container with the bundle dir.
 func (p Plan) store(dir string) error {
-	data, err := json.MarshalIndent(p, "", "  ")
+	data, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}

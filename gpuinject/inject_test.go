@@ -66,7 +66,7 @@ func TestInject(t *testing.T) {
 	if plan.Linker.Cache != "written" || plan.Linker.LibC != "glibc" {
 		t.Errorf("linker %+v", plan.Linker)
 	}
-	text, err := json.MarshalIndent(plan, "", "  ")
+	text, err := json.Marshal(plan)
 	if written := readFile(t, dir, RecordName); err != nil || string(written) != string(text)+"\n" {
 		t.Errorf("the record says %s\nthe plan %s (%v)", written, text, err)
 	}
