@@ -147,11 +147,12 @@ func (m memory) find(uuid string) (l limited, err error) {
 	if strings.HasPrefix(uuid, "MIG-") {
 		return l, fmt.Errorf("%s is a MIG device: %w by more than MIG", uuid, probe.ErrNotLimitable)
 	}
-	r := &reader{library: m.library}
-	l.device = must(r, "handle of "+l.name, func() (nvml.Device, nvml.Return) { return m.library.DeviceGetHandleByUUID(uuid) }, "nvmlDeviceGetHandleByUUID")
-	if r.err != nil {
-		return l, r.err
+	device, ret := m.library.DeviceGetHandleByUUID(uuid)
+	if ret != nvml.SUCCESS {
+		return l, fmt.Errorf("NVML has no handle of %s: %s", l.name, text(ret))
 	}
+	l.device = device
+	r := &reader{library: m.library}
 	if index, ok := get(r, "index", l.device.GetIndex, "nvmlDeviceGetIndex"); ok {
 		l.name = fmt.Sprintf("GPU %d", index)
 	}

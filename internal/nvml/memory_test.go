@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -497,6 +498,19 @@ func TestNVMLOfTheSimulatedDriver(t *testing.T) {
 			t.Errorf("%s: %v, want %v", tc.name, ret, tc.want)
 		}
 	}
+	var threads sync.WaitGroup
+	for i := range 8 {
+		dir := h.Make(fmt.Sprintf("threads/%d", i), true)
+		threads.Go(func() {
+			for range 20 {
+				set := d.SetMemoryLimits_v1(dir, gib, gib)
+				if l, ret := d.GetMemoryLimits_v1(dir); set != nvml.SUCCESS || ret != nvml.SUCCESS || l.HardLimit != gib {
+					t.Errorf("of many threads: %v, %v, %+v", set, ret, l)
+				}
+			}
+		})
+	}
+	threads.Wait()
 	h.use("internal", 0)
 	if ret := d.SetMemoryLimits_v1(h.Make("below", true), 0, 4*gib); ret != nvml.SUCCESS {
 		t.Fatal(ret)

@@ -139,6 +139,7 @@ func Create(ctx context.Context, o Options) (_ *Driver, err error) {
 	}
 	defer func() {
 		if err != nil {
+			_ = d.closeLimits()
 			os.RemoveAll(d.Dir)
 			err = fmt.Errorf("simulated driver: %w", err)
 		}

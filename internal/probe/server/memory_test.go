@@ -82,7 +82,7 @@ func TestMemoryLimits(t *testing.T) {
 		t.Errorf("left behind: %+v, %v", list, err)
 	}
 	none := []probe.MemoryLimit{{UUID: "GPU-x", Hard: probe.NoMemoryLimit}, {UUID: "GPU-y", Hard: probe.NoMemoryLimit}}
-	if err := probe.SetMemoryLimits(asking, dirs[0], none); err == nil || !strings.Contains(err.Error(), "; NVML does not report the handle of GPU GPU-y") {
+	if err := probe.SetMemoryLimits(asking, dirs[0], none); err == nil || !strings.Contains(err.Error(), "; NVML has no handle of GPU GPU-y") {
 		t.Errorf("two GPUs that are not there: %v", err)
 	}
 	check(t, d.Hang(true))

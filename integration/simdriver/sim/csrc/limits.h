@@ -267,7 +267,18 @@ static int change_limit(nvmlDevice_t d, const char *cgroup, unsigned long long s
 	return NVML_SUCCESS;
 }
 
-static int set_limits(nvmlDevice_t d, const char *path, unsigned long long soft, unsigned long long hard)
+/* one_thread lets one thread at a time use limits; the lock of the pipe is of the process. */
+static void one_thread(int enter)
+{
+	static int busy;
+
+	while (enter && __sync_lock_test_and_set(&busy, 1))
+		usleep(100);
+	if (!enter)
+		__sync_lock_release(&busy);
+}
+
+static int set_alone(nvmlDevice_t d, const char *path, unsigned long long soft, unsigned long long hard)
 {
 	unsigned long long total = sim_memory();
 	int changed, rc = check_cgroup(d, path);
@@ -288,7 +299,17 @@ static int set_limits(nvmlDevice_t d, const char *path, unsigned long long soft,
 	return changed == NVML_SUCCESS ? rc : changed;
 }
 
-static int get_limits(nvmlDevice_t d, const char *cgroup, unsigned long long *soft, unsigned long long *hard, unsigned long long *used)
+static int set_limits(nvmlDevice_t d, const char *path, unsigned long long soft, unsigned long long hard)
+{
+	int rc;
+
+	one_thread(1);
+	rc = set_alone(d, path, soft, hard);
+	one_thread(0);
+	return rc;
+}
+
+static int get_alone(nvmlDevice_t d, const char *cgroup, unsigned long long *soft, unsigned long long *hard, unsigned long long *used)
 {
 	struct limit *l;
 	char path[512];
@@ -312,5 +333,15 @@ static int get_limits(nvmlDevice_t d, const char *cgroup, unsigned long long *so
 		rc = NVML_ERROR_NOT_SUPPORTED; /* nothing was ever set */
 	saved = save_limits();
 	return rc == NVML_SUCCESS ? saved : rc;
+}
+
+static int get_limits(nvmlDevice_t d, const char *cgroup, unsigned long long *soft, unsigned long long *hard, unsigned long long *used)
+{
+	int rc;
+
+	one_thread(1);
+	rc = get_alone(d, cgroup, soft, hard, used);
+	one_thread(0);
+	return rc;
 }
 #endif
