@@ -31,4 +31,3 @@ func TestLimitsAreShownBesideUse(t *testing.T) {
 		}
 	}
 }
-
