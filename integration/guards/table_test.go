@@ -778,7 +778,6 @@ var rest = []unmarked{
 		"TestEachCallInEachState"},
 	{"shim: no container without mask", "shim/create.go",
 		"\t\t\tdestroyed = s.destroy(ctx, r.ID)\n\t\t\treturn nil, err\n\t\t}\n\t}\n\tif created", "\t\t\treturn nil, err\n\t\t}\n\t}\n\tif created",
-		"			destroyed = s.destroy(ctx, r.ID)\n			return nil, err\n		}\n	}\n	if created", "			return nil, err\n		}\n	}\n	if created",
 		"TestAContainerWhoseMaskFailedIsDestroyed"},
 	{"shim: no GPU by a checkpoint", "shim/create.go",
 		"err = plan.CheckRestore(c, r.Checkpoint)", "",
