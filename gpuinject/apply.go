@@ -29,11 +29,11 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 	edit := step{"edit", func() error { return ch.WriteBundle(pc) }}
 	maskBuild := step{"mask-build", func() (err error) {
 		if p.Proc.Masked {
-			mask, err = procmask.New(ch.Mask, c.Bundle.Spec.Linux.MountLabel)
+			mask, err = procmask.New(ch.Mask, c.Bundle.Spec.Linux.MountLabel) // guard: mask: container's mount label
 		}
 		return err
 	}}
-	steps := []step{edit, maskBuild}
+	steps := []step{edit, maskBuild} // guard: hooks: removed without a request
 	if p.GPU {
 		steps = []step{
 			{"view", func() error { return ch.View.Ensure(c.Config.Host.StateDir) }},

@@ -59,7 +59,7 @@ func Examine(dir string, load func() (*config.Config, error)) (Container, error)
 	if err != nil {
 		// The shim would not edit this file. If the file does not ask for a GPU either, the shim
 		// leaves it to runc.
-		if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) {
+		if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) { // guard: config.json: another's is no request
 			return Container{Plain: true, Reason: err.Error()}, nil
 		}
 		return Container{}, verdict.Precondition("%w", err)
@@ -90,12 +90,13 @@ func ExamineSpec(spec any, load func() (*config.Config, error)) (Container, erro
 func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, error) {
 	c := Container{Raw: b.Raw(), Bundle: b, Input: request.Read(&b.Spec)}
 	asks, why := c.Input.Asks()
+	// guard: mask: without a request
 	hasDriver := c.Input.NVIDIAHooks || c.Input.Container.DriverNodes && !c.Input.Container.Privileged
 	c.Reason, c.Plain = why, !asks && !hasDriver
 	if c.Plain {
 		return c, nil
 	}
-	if err := b.Spec.CheckCounts(); err != nil {
+	if err := b.Spec.CheckCounts(); err != nil { // guard: parsers: mounts, devices, rules, hooks
 		return c, verdict.Invalid("%w", err)
 	}
 	var err error

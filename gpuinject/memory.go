@@ -86,6 +86,7 @@ func memoryRules(c Container) memlimit.Rules {
 	byDefault, _ := memlimit.Parse(c.Config.Container.MemoryLimit, 0)
 	most, _ := memlimit.Parse(c.Config.Policy.MaxMemoryLimit, 0)
 	who := c.Input.Container
+	// guard: memory: an image only lowers
 	return memlimit.Rules{Default: byDefault, Max: most, OnlyLower: who.Kubernetes && policy.EnvironmentGrants(c.Config.Policy, who) == ""}
 }
 

@@ -21,16 +21,16 @@ import (
 // its mask is not in the checkpoint (T46).
 func (p Plan) CheckRestore(c Container, dir string) error {
 	const cannot = "the container cannot be restored from a checkpoint"
-	if !p.GPU && p.Proc.Masked {
+	if !p.GPU && p.Proc.Masked { // guard: shim: no mask by a checkpoint
 		return verdict.Precondition("a container with nodes of the NVIDIA driver that were not granted here cannot be restored from a checkpoint: create it without one")
 	}
 	if !p.GPU {
 		return nil
 	}
-	if c.Input.Container.Kubernetes {
+	if c.Input.Container.Kubernetes { // guard: shim: no restores of pods
 		return verdict.Precondition("%s in Kubernetes: create it without one", cannot)
 	}
-	if !c.Config.Policy.AllowCheckpoints {
+	if !c.Config.Policy.AllowCheckpoints { // guard: shim: restores allowed
 		return verdict.Denied("%s: policy.allow-checkpoints is false in the shim's configuration", cannot)
 	}
 	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)

@@ -26,7 +26,7 @@ func readHealth(cfg *config.Config, h host.Host) (f health.File, log verdict.Log
 // withholdSick returns the host with the GPUs to refuse as faulty ones.
 func withholdSick(h host.Host, f health.File) host.Host {
 	for _, gpu := range h.GPUs {
-		if g, sick := f.GPU(gpu.BusID); sick && g.State == health.Refuse {
+		if g, sick := f.GPU(gpu.BusID); sick && g.State == health.Refuse { // guard: grant: no sick GPU
 			h.Withhold(gpu, g.String())
 		}
 	}

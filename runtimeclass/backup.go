@@ -49,6 +49,7 @@ type edited struct {
 func (p *Plan) edit(f edited) error {
 	p.Handler, p.configFile = f.handler, f.name
 	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
+	// guard: installation: only originals kept
 	if f.text != nil && bytes.Equal(f.text, f.original) && !hasOurs(f.text) {
 		backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, f.text)
 		p.Changes = append(p.Changes, backup, change)

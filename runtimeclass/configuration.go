@@ -149,6 +149,7 @@ func (h Host) pluginOf(files []tomlFile) string {
 	sections := files[0].sections
 	for _, section := range sections {
 		for _, f := range files {
+			// guard: installation: no runtime hidden
 			if tomledit.Table(f.config, "plugins", section, "containerd", "runtimes") != nil {
 				return section
 			}

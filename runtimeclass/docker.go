@@ -166,10 +166,11 @@ func (h Host) RefuseDocker(config string) error {
 	system := slices.ContainsFunc(inServicePath("dockerd"), h.Exists)
 	serves := h.Exists("/run/docker.sock") || h.Exists("/var/run/docker.sock")
 	switch {
-	case strings.HasPrefix(config, snapDir+"/"), h.Exists(snapDir) && !system:
+	case strings.HasPrefix(config, snapDir+"/"), h.Exists(snapDir) && !system: // guard: installation: no snap
 		return fmt.Errorf("this host's Docker is a snap (%s), which starts no program from outside: %s", snapDir, instead)
 	case strings.Contains(config, rootlessConfig):
 		return fmt.Errorf("%s is read by a rootless Docker, which cannot start this shim: %s", config, instead)
+	// guard: installation: no rootless Docker
 	case len(sockets) > 0 && !serves && (config == "" || config == DefaultDockerConfig):
 		return fmt.Errorf("this host's Docker is rootless (%s) and cannot start this shim, and no other dockerd runs: %s", sockets[0], instead)
 	}
@@ -201,6 +202,7 @@ func (p *Plan) offerCDI(o Options, file string, config map[string]any) error {
 	features, isTable := config["features"].(map[string]any)
 	const instead = "use `--runtime` with NVIDIA_VISIBLE_DEVICES"
 	switch {
+	// guard: installation: what Docker can do
 	case o.GPUsFlag && before(29, 0) && !slices.ContainsFunc(inServicePath(RuntimeHookName), p.Host.Exists):
 		return fmt.Errorf("--gpus-flag: dockerd %s does not resolve --gpus by CDI: use Docker 29.0 or later, or leave the flag out and %s", v, instead)
 	case len(o.CDI) == 0 && !p.madeCDI():

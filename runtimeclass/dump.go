@@ -49,7 +49,7 @@ func DaemonVersion(ctx context.Context, program string) (semver.Version, error) 
 // Command returns a command of a program of this host, or an error if users other than root can
 // replace the program.
 func Command(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
-	real, err := trusted.Program(program)
+	real, err := trusted.Program(program) // guard: programs: none that others can replace, by check
 	if err != nil {
 		return nil, fmt.Errorf("not executed: %w", err)
 	}
@@ -97,7 +97,7 @@ func (p Plan) applyCompared(file string) error {
 	if err == nil {
 		return nil
 	}
-	undone := undo.apply()
+	undone := undo.apply() // guard: installation: taken back
 	if undone == nil {
 		_, undone = undo.RemovePrograms(procfs.Host)
 	}
@@ -153,7 +153,7 @@ func (p Plan) compare(before, after dumped) error {
 	left := oursIn(after.settings)
 	for _, d := range []dumped{before, after} {
 		for name, r := range d.runtimes.Runtimes {
-			if r.Ours() && !slices.Contains(p.kept, name) {
+			if r.Ours() && !slices.Contains(p.kept, name) { // guard: installation: other runtimes of ours
 				ours = append(ours, name)
 			}
 		}
@@ -173,19 +173,21 @@ func (p Plan) compare(before, after dumped) error {
 	earlier := before.runtimes.Runtimes[p.Handler]
 	handler, theDefault := after.runtimes.Runtimes[p.Handler], after.runtimes.Default
 	switch {
-	case len(differ) > 0:
+	case len(differ) > 0: // guard: installation: no other setting changed
 		return fmt.Errorf("containerd would also change or lose %s: move its runtimes to the section that this containerd writes (`containerd config migrate`), then run this again",
 			strings.Join(differ[:min(len(differ), 4)], ", "))
+	// guard: installation: built-in runtimes
 	case p.Handler != "" && earlier.Type != "" && !earlier.Ours() && !p.replace:
 		return fmt.Errorf("containerd has a runtime %q of its own (%s): use another --handler, or %s", p.Handler, earlier.Type, adviceReplace)
 	case before.criDisabled():
 		return nil
-	case p.Handler != "" && !handler.Ours():
+	case p.Handler != "" && !handler.Ours(): // guard: installation: read by the daemon
 		return fmt.Errorf("containerd would have no runtime %q of this shim (%s): add it by hand", p.Handler, describe(handler))
 	case p.byDefault != "" && theDefault != p.byDefault:
 		return fmt.Errorf("containerd's default runtime would be %q and not %q: set default_runtime_name by hand", theDefault, p.byDefault)
-	case p.Handler == "" && !p.registrar.daemon().Generated && len(left) > 0:
+	case p.Handler == "" && !p.registrar.daemon().Generated && len(left) > 0: // guard: installation: no runtime left
 		return fmt.Errorf("containerd would still have %v, which start this shim: remove them from its files by hand, then uninstall again", left)
+	// guard: installation: no default left
 	case p.Handler == "" && isOurs(theDefault) && after.runtimes.Runtimes[theDefault].Type == "":
 		return fmt.Errorf("containerd's default runtime would still be %q: remove default_runtime_name from its files by hand, then uninstall again", theDefault)
 	}

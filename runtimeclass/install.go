@@ -111,7 +111,7 @@ func (p *Plan) keepNeeded(o Options) {
 	for _, r := range registrars {
 		p.NeededBy = append(p.NeededBy, r.byHand(p, o)...)
 	}
-	if len(p.NeededBy) > 0 {
+	if len(p.NeededBy) > 0 { // guard: installation: programs kept for others
 		p.Programs = nil
 	}
 }

@@ -77,7 +77,7 @@ func (r Registration) Validate() error {
 	if err := ValidHandler(r.Handler); err != nil {
 		return err
 	}
-	if r.Handler == builtIn {
+	if r.Handler == builtIn { // guard: installation: runc
 		return fmt.Errorf("handler %q is the runtime that containerd and Docker have built in, for containers that name none: use another --handler, and --set-default for those", builtIn)
 	}
 	if !path.IsAbs(r.BinDir) || strings.ContainsAny(r.BinDir, "\n\r\"'\\{}") {

@@ -56,6 +56,7 @@ func Registered(h Host, o Options) ([]Options, error) {
 func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 	shims := proc.Running(ShimName)
 	runs := func(c hosttree.Change) bool {
+		// guard: processes: shims of the host keep programs
 		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Executes(p.Host.Real(c.Path)) })
 	}
 	if slices.ContainsFunc(p.Programs, runs) {

@@ -62,7 +62,7 @@ func takeOut(files []tomlFile, names []string) error {
 				}
 			}
 		}
-		if !found {
+		if !found { // guard: installation: programs kept
 			continue
 		}
 		got, err := tomledit.Decode(text)
@@ -112,7 +112,7 @@ func startedFrom(files []tomlFile, dir string, is func(name string) bool) (list 
 // unmarked returns the runtimes of this shim without our marks. The files are without marked lines.
 func unmarked(files []tomlFile) (names []string) {
 	for _, f := range files {
-		names = append(names, oursIn(f.config)...)
+		names = append(names, oursIn(f.config)...) // guard: installation: runtimes without marks
 	}
 	return names
 }

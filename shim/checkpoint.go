@@ -94,7 +94,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 // checkCheckpoint returns an error unless the container may be written to a checkpoint and the
 // programs that write it are safe.
 func (c gpuContainer) checkCheckpoint(id string) error {
-	if !c.checkpoints {
+	if !c.checkpoints { // guard: shim: checkpoints allowed
 		err := fmt.Errorf("nvidia: container %s has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true in the shim's configuration", id)
 		return &classified{err, errdefs.ErrPermissionDenied}
 	}
@@ -120,10 +120,10 @@ func checkCheckpointPrograms(message *anypb.Any) error {
 func checkPrograms(runtime string) error {
 	versions, err := versionsOf(cmp.Or(runtime, "runc"), "criu")
 	if err == nil {
-		err = advisories.CheckRuntime(versions[0])
+		err = advisories.CheckRuntime(versions[0]) // guard: shim: fixed runc for checkpoints
 	}
 	if err == nil {
-		err = advisories.CheckCRIU(versions[1])
+		err = advisories.CheckCRIU(versions[1]) // guard: shim: fixed CRIU for checkpoints
 	}
 	if err != nil {
 		err = &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}
@@ -142,7 +142,7 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 			return err
 		}
 	}
-	if err = s.move(ctx, id, false, c, thaw); err == nil {
+	if err = s.move(ctx, id, false, c, thaw); err == nil { // guard: shim: thawed when prepared
 		clear(c.held)
 		c.state, c.placement = ready, nil
 		if s.update(id, c) {
@@ -206,7 +206,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	for _, file := range files {
 		external[gpuinject.ViewDir+strings.TrimPrefix(file, c.restoration.view)] = file
 	}
-	if c.restoration.mask != nil {
+	if c.restoration.mask != nil { // guard: shim: mask before restored processes
 		external[procmask.Dir] = filepath.Join(c.bundle, restoredMask)
 		if err := c.restoration.mask.MountAt(external[procmask.Dir]); err != nil {
 			return nil, toGRPC(err)
@@ -219,7 +219,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	}
 	resp, err = s.TTRPCTaskService.Start(withCRIU, r)
 	if mask := c.restoration.mask; err == nil && mask != nil && s.status(ctx, r.ID) != task.Status_STOPPED {
-		err = mask.CheckAttached(int(resp.Pid))
+		err = mask.CheckAttached(int(resp.Pid)) // guard: shim: mask after a restore
 	}
 	if err == nil {
 		err = c.limitMemory(ctx, r.ID, int(resp.Pid))
@@ -251,7 +251,7 @@ func mountsBelow(process, dir string) (list []string, err error) {
 	_, err = mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
 		// A container that may mount chooses these names, which are written to a CRIU configuration
 		// file.
-		if strings.HasPrefix(m.Mountpoint, dir+"/") && criu.IsPlain(m.Mountpoint) {
+		if strings.HasPrefix(m.Mountpoint, dir+"/") && criu.IsPlain(m.Mountpoint) { // guard: shim: names for CRIU
 			list = append(list, m.Mountpoint)
 		}
 		return true, len(list) > maxExternal
@@ -267,7 +267,7 @@ func mountsBelow(process, dir string) (list []string, err error) {
 func withExternal(ctx context.Context, bundle string, external map[string]string) (context.Context, error) {
 	var text bytes.Buffer
 	for name, source := range external {
-		if !criu.IsPlain(name) || !criu.IsPlain(source) {
+		if !criu.IsPlain(name) || !criu.IsPlain(source) { // guard: shim: names written for CRIU
 			return nil, fmt.Errorf("nvidia: %q and %q cannot both be named to CRIU: one has a character that CRIU gives a meaning to", name, source)
 		}
 		fmt.Fprintf(&text, "external \"mnt[%s]:%s\"\n", name, source)

@@ -63,10 +63,10 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	}
 	// containerd waits no longer, and has deleted what there was of the container at that time.
 	if err != nil {
-		removeCgroup(ctx, cgroup)
+		removeCgroup(ctx, cgroup) // guard: shim: no cgroup of a runc that was killed
 		return nil, err
 	}
-	if s.destroy(ctx, r.ID) {
+	if s.destroy(ctx, r.ID) { // guard: shim: no container that no client waits for
 		s.forget(ctx, r.ID)
 	}
 	return nil, toGRPC(ctx.Err())
@@ -137,7 +137,7 @@ func systemdUnit(cgroupsPath string) bool {
 // recovered is deferred. It turns a panic over hostile input into an error: this process manages
 // every container of a pod.
 func recovered(err *error) {
-	if p := recover(); p != nil {
+	if p := recover(); p != nil { // guard: shim: panics recovered
 		log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
 		*err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
 	}
@@ -148,10 +148,11 @@ func recovered(err *error) {
 func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container, outcome *state.Event) (_ *taskapi.CreateTaskResponse, err error) {
 	start := time.Now()
 	kept, err := s.reserve(r.ID)
-	if err != nil {
+	if err != nil { // guard: shim: one container for an id
 		// Cleaning up would remove the other container's root file system.
 		return nil, err
 	}
+	// guard: shim: no checkpoints of pods
 	kept.checkpoints = c.Config.Policy.AllowCheckpoints && !c.Input.Container.Kubernetes
 	kept.suspendsGPU, kept.bundle, kept.held = c.SuspendsGPU, r.Bundle, probe.Memory{}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
@@ -198,7 +199,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 			return resp, nil
 		}
 		if err != nil {
-			destroyed = s.destroy(ctx, r.ID)
+			destroyed = s.destroy(ctx, r.ID) // guard: shim: no container without mask
 			return nil, err
 		}
 	}
@@ -247,7 +248,8 @@ func inject(c gpuinject.Container, rootPath string, r *taskapi.CreateTaskRequest
 	defer root.Close()
 	plan, err = gpuinject.Resolve(c, root, asking(c.Config))
 	if err == nil && r.Checkpoint != "" {
-		err = plan.CheckRestore(c, r.Checkpoint)
+		err = plan.CheckRestore(c, r.Checkpoint) // guard: shim: no GPU by a checkpoint
+		// guard: shim: fixed programs for restores
 		if err == nil && plan.GPU {
 			err = checkCheckpointPrograms(r.Options)
 		}

@@ -13,10 +13,11 @@ import (
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	if r.ExecID == "" {
-		s.takeBackMemory(ctx, r.ID)
+		s.takeBackMemory(ctx, r.ID) // guard: memory: taken back before deletion
 	}
 	resp, err := s.deleteTask(ctx, r)
 	if r.ExecID == "" && errdefs.IsNotFound(errgrpc.ToNative(err)) {
+		// guard: shim: a Create whose container is deleted ends
 		s.cancelCreate(r.ID) // containerd no longer waits for it
 		return resp, err
 	}
@@ -27,7 +28,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		return resp, err
 	}
 	s.forget(ctx, r.ID)
-	s.resumeShutdown()
+	s.resumeShutdown() // guard: shim: end after the last Delete
 	return resp, nil
 }
 

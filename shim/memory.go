@@ -81,7 +81,7 @@ func (c *gpuContainer) limitMemory(ctx context.Context, id string, pid int) (err
 		return nil
 	}
 	if err != nil {
-		err = refuseLimits(err, m.limits)
+		err = refuseLimits(err, m.limits) // guard: memory: no start without the limit
 	}
 	return err
 }

@@ -293,6 +293,7 @@ func (s *Service) processes(ctx context.Context, id string) (list []procfs.ID, e
 		}
 	}
 	pids, err = s.pids(ctx, id)
+	// guard: shim: processes outside
 	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !slices.Contains(pids, p.PID) }), err
 }
 
@@ -352,7 +353,7 @@ func usesGPU(ctx context.Context, pid int, majors []uint32, limit *int) (bool, e
 	for {
 		names, err := dir.Readdirnames(512)
 		for _, name := range names {
-			if *limit--; *limit < 0 {
+			if *limit--; *limit < 0 { // guard: shim: descriptors limited
 				err := fmt.Errorf("nvidia: the container's processes have more than %d open files", maxDescriptors)
 				return false, &classified{err, errdefs.ErrFailedPrecondition}
 			}
@@ -364,6 +365,7 @@ func usesGPU(ctx context.Context, pid int, majors []uint32, limit *int) (bool, e
 			} else if err != nil {
 				return true, nil // it may be that node
 			}
+			// guard: shim: descriptors by number
 			if st.Mode&unix.S_IFMT == unix.S_IFCHR && slices.Contains(majors, st.Rdev_major) {
 				return true, nil
 			}

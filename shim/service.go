@@ -77,7 +77,7 @@ const memoryLimit = 48 << 20
 
 // NewService returns the Task service, with containerd's own embedded.
 func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.Service) (*Service, error) {
-	debug.SetMemoryLimit(memoryLimit)
+	debug.SetMemoryLimit(memoryLimit) // guard: shim: soft limit of memory
 	events := &taskEvents{Publisher: publisher}
 	embedded, err := runctask.NewTaskService(ctx, events, sd)
 	if err != nil {
@@ -127,7 +127,7 @@ func (s *Service) reserve(id string) (gpuContainer, error) {
 func (s *Service) update(id string, c gpuContainer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	current := s.containers[id].generation == c.generation
+	current := s.containers[id].generation == c.generation // guard: shim: a later container kept
 	if current {
 		s.containers[id] = c
 	}
@@ -136,7 +136,7 @@ func (s *Service) update(id string, c gpuContainer) bool {
 
 // isCurrent reports whether c, possibly changed, is the container with this id.
 func (s *Service) isCurrent(id string, c gpuContainer) bool {
-	return s.get(id).generation == c.generation
+	return s.get(id).generation == c.generation // guard: shim: a later container not suspended
 }
 
 func (s *Service) remove(id string) {

@@ -24,10 +24,10 @@ const unusedLimit = time.Minute
 func (s *Service) Shutdown(ctx context.Context, r *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.creating) == 0 {
+	if len(s.creating) == 0 { // guard: shim: no end during Create
 		return s.TTRPCTaskService.Shutdown(ctx, r)
 	}
-	s.deferred = r
+	s.deferred = r // guard: shim: end after Create
 	if cancel := s.creating[r.ID]; cancel != nil {
 		cancel()
 	}
@@ -66,7 +66,7 @@ func (s *Service) endUnused() {
 	time.AfterFunc(unusedLimit, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.used {
+		if s.used { // guard: shim: end without a Create
 			return
 		}
 		if _, err := s.TTRPCTaskService.Shutdown(context.Background(), &taskapi.ShutdownRequest{}); err != nil {

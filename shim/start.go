@@ -33,7 +33,7 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 
 // Exec prepares a process in the container, which Start starts.
 func (s *Service) Exec(ctx context.Context, r *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
-	if _, err := s.get(r.ID).permit(callExec, r.ID); err != nil {
+	if _, err := s.get(r.ID).permit(callExec, r.ID); err != nil { // guard: shim: no exec without mask
 		return nil, toGRPC(err)
 	}
 	return s.TTRPCTaskService.Exec(ctx, r)

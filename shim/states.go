@@ -57,10 +57,10 @@ const (
 var rules = [calls][states]rule{
 	//               unknown, creating, ready, suspended, restoring, notRestored
 	callCreate:     {acts, deny, deny, deny, deny, deny},
-	callStart:      {pass, deny, pass, pass, acts, deny},
+	callStart:      {pass, deny, pass, pass, acts, deny}, // guard: shim: no start without mask
 	callStartExec:  {pass, deny, pass, pass, deny, deny},
-	callExec:       {pass, deny, pass, pass, deny, deny},
-	callPause:      {pass, pass, acts, acts, pass, deny},
+	callExec:       {pass, deny, pass, pass, deny, deny}, // guard: shim: no exec before the restored mask is seen
+	callPause:      {pass, pass, acts, acts, pass, deny}, // guard: shim: nothing with a container that was not restored
 	callResume:     {pass, pass, pass, acts, pass, deny},
 	callCheckpoint: {pass, pass, acts, acts, pass, deny},
 	callPlace:      {deny, deny, deny, acts, deny, deny},

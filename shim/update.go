@@ -46,7 +46,7 @@ func withoutDevices(any *anypb.Any) *anypb.Any {
 	if _, ok := resources["devices"]; !ok {
 		return any
 	}
-	delete(resources, "devices")
+	delete(resources, "devices") // guard: shim: devices kept by updates
 	value, err := json.Marshal(resources)
 	if err != nil {
 		return any

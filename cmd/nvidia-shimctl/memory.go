@@ -15,6 +15,6 @@ const (
 // limitMemory sets a soft limit, unless GOMEMLIMIT does.
 func limitMemory(limit int64) {
 	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(limit)
+		debug.SetMemoryLimit(limit) // guard: serve: memory
 	}
 }

@@ -230,7 +230,7 @@ func dialShim(b status.Bundle) (net.Conn, error) {
 		return nil, err
 	}
 	defer socket.Close()
-	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || st.Uid != 0 {
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || st.Uid != 0 { // guard: records: socket of root
 		return nil, fmt.Errorf("%.256q is not a socket of root", path)
 	}
 	// The path of a socket is limited to 107 bytes.

@@ -75,18 +75,18 @@ type Linux struct {
 // can write, with one name, in a directory that only root can change (T52).
 func Read(dir string) ([]byte, os.FileMode, error) {
 	name := filepath.Join(dir, ConfigName)
-	raw, st, err := trusted.Read(name, maxConfig)
+	raw, st, err := trusted.Read(name, maxConfig) // guard: config.json: size
 	if err != nil {
 		return nil, 0, err
 	}
-	if st.Nlink > 1 {
+	if st.Nlink > 1 { // guard: config.json: one name
 		return nil, 0, fmt.Errorf("%s has %d hard links", name, st.Nlink)
 	}
 	var parent unix.Stat_t
 	if err := unix.Stat(dir, &parent); err != nil {
 		return nil, 0, err
 	}
-	if err := trusted.RootDirectory(&parent); err != nil {
+	if err := trusted.RootDirectory(&parent); err != nil { // guard: config.json: in root's directory
 		return nil, 0, fmt.Errorf("%s %w", dir, err)
 	}
 	return raw, os.FileMode(st.Mode & 0o777), nil
@@ -95,7 +95,7 @@ func Read(dir string) ([]byte, os.FileMode, error) {
 // Parse makes a Bundle of what Read returned.
 func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	b := &Bundle{Dir: dir, raw: raw, mode: mode}
-	if bytes.Count(raw, []byte{','}) > maxCommas {
+	if bytes.Count(raw, []byte{','}) > maxCommas { // guard: parsers: values of config.json
 		return nil, b.wrap(fmt.Errorf("more than %d commas: shorten its variables, annotations and lists", maxCommas))
 	}
 	err := json.Unmarshal(raw, &b.Spec)

@@ -112,7 +112,7 @@ func (b *Bundle) CheckDevices(added []specs.LinuxDevice) error {
 	for _, d := range added {
 		for _, x := range b.Spec.Linux.Devices {
 			same := x.Type == d.Type && x.Major == d.Major && x.Minor == d.Minor
-			if filepath.Clean(x.Path) == d.Path && !same {
+			if filepath.Clean(x.Path) == d.Path && !same { // guard: config.json: no other device at a path
 				return fmt.Errorf("device %s is already in the container's configuration as %s %d:%d, this host has %s %d:%d",
 					d.Path, x.Type, x.Major, x.Minor, d.Type, d.Major, d.Minor)
 			}

@@ -75,13 +75,13 @@ func (o *object) member(key string) (*member, error) {
 		m := &o.members[i]
 		if strings.EqualFold(m.key, key) {
 			n++
-			if m.key != key {
+			if m.key != key { // guard: config.json: no key in another case
 				return nil, fmt.Errorf("has a key %q beside the standard %q", m.key, key)
 			}
 			found = m
 		}
 	}
-	if n > 1 {
+	if n > 1 { // guard: config.json: no key twice
 		return nil, fmt.Errorf("has the key %q %d times", key, n)
 	}
 	if n == 0 {

@@ -271,12 +271,13 @@ func ReadTrusted(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, _, err := trusted.Read(real, maxSize)
+	data, _, err := trusted.Read(real, maxSize) // guard: root's files: configuration
 	return data, err
 }
 
 // Decode reads TOML into v, which must have every key. The error is one line with the key.
 func Decode(data []byte, v any) error {
+	// guard: configuration: no unknown key
 	err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(v)
 	var strict *toml.StrictMissingError
 	if errors.As(err, &strict) && len(strict.Errors) > 0 {
@@ -414,7 +415,7 @@ func (c *Config) validate() (string, error) {
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},
 	} {
 		for _, value := range l.values {
-			if !slices.Contains(l.known, value) {
+			if !slices.Contains(l.known, value) { // guard: configuration: no unknown value
 				return l.key, fmt.Errorf("%q is not one of %s", value, strings.Join(l.known, ", "))
 			}
 		}

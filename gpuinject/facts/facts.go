@@ -40,7 +40,7 @@ func Load(cfg config.Host, h host.Host) Kept {
 		return Kept{} // the error returns when the driver's files are searched
 	}
 	var k Kept
-	if !st.Load(Name, &k) || k.Key != key(h.Inventory.Found()) {
+	if !st.Load(Name, &k) || k.Key != key(h.Inventory.Found()) { // guard: probe: NVML's answer of this boot
 		return Kept{}
 	}
 	return k
@@ -89,6 +89,7 @@ func check(cfg config.Host, h host.Host, before string, reply question.Answers) 
 	if reply.Facts == nil {
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
 	}
+	// guard: probe: NVML of the loaded driver
 	if !reply.Facts.CUDAOnly && h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
 		return fmt.Errorf("NVML belongs to driver %s, but the loaded kernel module is %s: install the driver's user space of that version, or reboot", reply.Facts.Driver, h.DriverVersion)
 	}

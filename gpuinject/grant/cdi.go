@@ -27,6 +27,7 @@ func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	if g.Set, err = h.Given(c.Input.Container.Nodes); err != nil {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
+	// guard: grant: no faulty GPU by CDI
 	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !c.Input.Container.Privileged {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
@@ -63,7 +64,7 @@ func checkStale(c Container, h host.Host) error {
 			continue
 		}
 		n, err := device.StatNode(path.Join(h.Config.DevRoot, name))
-		if err == nil && int64(n.Major) != d.Major {
+		if err == nil && int64(n.Major) != d.Major { // guard: devices: numbers of this boot
 			return verdict.Precondition("%s: it has %s as c %d:%d, and this host as c %d:%d: %s", c.Request.Reason, request.Quote(name), d.Major, d.Minor, n.Major, n.Minor, request.StaleCDI)
 		}
 	}

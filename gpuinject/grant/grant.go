@@ -31,6 +31,7 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	a := askAll(c, h, environment, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)
 	switch {
+	// guard: refusals: no list of GPUs
 	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts) && !isFault(err):
 		// The original error would list the host's GPUs in the pod's events.
 		return g, verdict.Denied("GPU %s is not this container's: this host has no such device", request.Quote(missing))
@@ -42,6 +43,7 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	if err != nil {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
+	// guard: grant: no faulty GPU by its node
 	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !may.All {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
@@ -94,7 +96,7 @@ func StartsWithoutDriver(c Container) bool {
 // from the image, so it grants no further devices.
 func environmentGrants(c Container, inSpec device.Set) string {
 	p := c.Config.Policy
-	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() {
+	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() { // guard: grant: no more than a user's nodes
 		p.AcceptEnvWhenUnprivileged = false
 	}
 	return policy.EnvironmentGrants(p, c.Input.Container)
@@ -125,6 +127,7 @@ func (g *Grant) checkAnnotations(c Container, h host.Host, a answers) error {
 			// Do not treat it as another container's: it may be the device that was allocated.
 			return verdict.Precondition("%s: %w", r.Reason, x.err)
 		}
+		// guard: grant: annotations within it
 		allowed = allowed && x.err == nil && (g.May.AllowsAll(x.set) || x.id == request.All)
 	}
 	if allowed {
@@ -163,12 +166,12 @@ func (g *Grant) selectDevices(c Container, h host.Host, a answers) error {
 			return err
 		}
 		for _, gpu := range x.set.GPUs {
-			if g.May.Allows(gpu) {
+			if g.May.Allows(gpu) { // guard: grant: all GPUs
 				g.Set.AddGPU(gpu)
 			}
 		}
 		for _, in := range x.set.MIG {
-			if g.May.AllowsMIG(in) {
+			if g.May.AllowsMIG(in) { // guard: grant: MIG devices
 				g.Set.AddMIG(in)
 			}
 		}
@@ -182,7 +185,7 @@ func (g *Grant) checkChoice(h host.Host, x choice, a answers) error {
 	if errors.Is(x.err, device.ErrFacts) {
 		return verdict.Precondition("%s: %w", reason, x.err)
 	}
-	if !g.May.All && named && (g.May.Nothing() || x.err != nil || !g.May.AllowsAll(x.set)) {
+	if !g.May.All && named && (g.May.Nothing() || x.err != nil || !g.May.AllowsAll(x.set)) { // guard: grant: named GPUs
 		// Use the same message for another container's GPU and for one that does not exist, so that
 		// a pod learns nothing about its neighbours.
 		return verdict.Denied("GPU %s is not this container's: %s", request.Quote(x.id), g.May.Reason)
@@ -241,6 +244,7 @@ func (g *Grant) mayManageMIG(c Container) error {
 		return nil
 	}
 	variables := strings.Join(g.Request.MIGVariables, " and ")
+	// guard: grant: MIG rights refused
 	if may, missing := policy.MayManageMIG(c.Config.Policy, c.Input.Container); !may {
 		return verdict.Denied("%s is not for this container: %s", variables, missing)
 	}

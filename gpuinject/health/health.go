@@ -123,7 +123,7 @@ func Read(stateDir, driver string, now time.Time) (File, error) {
 	}
 	for _, g := range f.GPUs {
 		// Without a sick GPU another boot's file says what an absent one says.
-		if g.IsSick() && f.Boot != BootID() {
+		if g.IsSick() && f.Boot != BootID() { // guard: grant: no health of another boot
 			return File{}, fmt.Errorf("%s is of another boot", name)
 		}
 	}

@@ -57,6 +57,8 @@ func (r *Root) findCompat(hostDriver string) Compat {
 		return Compat{Reason: fmt.Sprintf("%s of the image cannot be listed", compatPath)}
 	}
 	c := Compat{Dir: dir}
+	// guard: image: no line feed in a path
+	// guard: image: no compatibility below the view
 	if !ldcache.IsConfDir(dir) || strings.HasPrefix(dir+"/", view.Dir+"/") {
 		c.Reason = fmt.Sprintf("the directory %.256q cannot be used", dir)
 		return c
@@ -181,6 +183,7 @@ func (r *Root) compatEntries(dir string, files map[string]string) []ldcache.Entr
 			soname = lib.SOName
 		}
 		listed := soname != name && files[soname] != "" // a link of that name is listed itself
+		// guard: image: SONAME without slash
 		if listed || strings.Contains(soname, "/") || slices.ContainsFunc(entries, func(e ldcache.Entry) bool { return e.Name == soname }) {
 			continue
 		}

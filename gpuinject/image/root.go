@@ -76,7 +76,7 @@ func (r *Root) Err() error { return r.failed }
 // noted keeps an error for Err and returns it.
 func (r *Root) noted(err error) error {
 	for _, host := range []unix.Errno{unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EIO} {
-		if errors.Is(err, host) {
+		if errors.Is(err, host) { // guard: image: failed reads
 			return r.notedAny(err)
 		}
 	}
@@ -119,22 +119,22 @@ func (r *Root) IsHost() bool {
 		return false
 	}
 	var a, b unix.Stat_t
-	err := r.notedAny(unix.Fstat(int(r.f.Fd()), &a))
+	err := r.notedAny(unix.Fstat(int(r.f.Fd()), &a)) // guard: image: a root that cannot be compared
 	if err == nil {
 		err = r.notedAny(unix.Stat("/", &b))
 	}
-	r.other = !(err != nil || a.Dev == b.Dev && a.Ino == b.Ino)
+	r.other = !(err != nil || a.Dev == b.Dev && a.Ino == b.Ino) // guard: image: host's root left alone
 	return !r.other
 }
 
 // CheckMountPoint returns why a runtime cannot make name a mount point, or must not, because it
 // would be made on the host: the root is the host's, or name is on another mount.
 func (r *Root) CheckMountPoint(name string) error {
-	if r.IsHost() {
+	if r.IsHost() { // guard: image: no mount point on the host
 		return errHost
 	}
 	_, err := r.see(name)
-	if errors.Is(err, unix.EXDEV) {
+	if errors.Is(err, unix.EXDEV) { // guard: image: no mount point in other mounts
 		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
 	}
 	if err := r.CanBeThere(name); err != nil {
@@ -327,13 +327,13 @@ func (r *Root) open(real string, flags uint64) (int, error) {
 func (r *Root) follow(name string) (at string, links []string, err error) {
 	at, todo := "/", components(name)
 	for steps := 0; len(todo) > 0; steps++ {
-		if len(links) > maxLinks || steps >= maxComponents {
+		if len(links) > maxLinks || steps >= maxComponents { // guard: image: 40 links; image: 256 components
 			return "", nil, errTooManyLinks
 		}
 		// No component of at is a link, so ".." can be resolved textually.
 		next := path.Join(at, todo[0])
 		todo = todo[1:]
-		if r.walked += strings.Count(next, "/"); r.walked > maxWalked {
+		if r.walked += strings.Count(next, "/"); r.walked > maxWalked { // guard: image: all look-ups together
 			return "", nil, errTooManyLinks
 		}
 		target, isLink := r.readLink(next)
@@ -416,7 +416,7 @@ func (r *Root) readFile(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer at.close()
-	data, err := openat.Read(at.fd, &at.stat, limit)
+	data, err := openat.Read(at.fd, &at.stat, limit) // guard: image: file size
 	return data, r.named(name, err)
 }
 

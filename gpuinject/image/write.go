@@ -130,7 +130,7 @@ func (r *Root) Place(name string) (string, error) {
 // isOwnLink reports whether the link at a path leads into the directory own.
 func (r *Root) isOwnLink(place, own string) bool {
 	target, _, err := r.follow(place)
-	return err == nil && strings.HasPrefix(target, own+"/")
+	return err == nil && strings.HasPrefix(target, own+"/") // guard: image: only own links replaced
 }
 
 // checkDirectory returns why nothing can be made in the directory name of the image: it, or the
@@ -240,6 +240,7 @@ func (f *found) replaceFile(base string, data []byte) (err error) {
 
 func (f *found) writeAndRename(base string, data []byte) error {
 	temporary := "." + base + ".nvidia-shim"
+	// guard: image: temporary file
 	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EEXIST) { // a killed shim or the image may have left it
 		_ = unix.Unlinkat(f.fd, temporary, 0)
@@ -287,10 +288,10 @@ func (f *found) adopt(fd int, made, mode uint32) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	if st.Mode&^unix.S_ISGID != made || st.Uid != euid {
+	if st.Mode&^unix.S_ISGID != made || st.Uid != euid { // guard: image: type of new files; image: new files our own
 		return unix.EEXIST
 	}
-	if st.Uid != f.stat.Uid || st.Gid != f.stat.Gid {
+	if st.Uid != f.stat.Uid || st.Gid != f.stat.Gid { // guard: image: owner of new files
 		if err := unix.Fchownat(fd, "", int(f.stat.Uid), int(f.stat.Gid), unix.AT_EMPTY_PATH); err != nil {
 			return err
 		}

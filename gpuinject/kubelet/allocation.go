@@ -87,7 +87,7 @@ func (p Pod) checkByName(h host.Host, named []string, allocation policy.Allocati
 	if ids, _ = FullIDs(h, ids); len(ids) == 0 {
 		return nil
 	}
-	if _, others := FullIDs(h, named); len(others) == 0 {
+	if _, others := FullIDs(h, named); len(others) == 0 { // guard: grant: UUIDs if by pod's name
 		return nil
 	}
 	return fmt.Errorf("the kubelet's API has a pod of this name, but no UID, and the container does not name its GPUs by UUID: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true): %w", p.err)
@@ -99,6 +99,7 @@ func (p Pod) checkByName(h host.Host, named []string, allocation policy.Allocati
 func FullIDs(h host.Host, list []string) (ids, others []string) {
 	for _, id := range list {
 		name, replica, isReplica := strings.Cut(id, "::")
+		// guard: grant: exact device ids
 		if _, err := strconv.ParseUint(replica, 10, 31); isReplica && err != nil || !h.IsFull(name) {
 			others = append(others, id)
 		} else if !slices.Contains(ids, name) {

@@ -40,7 +40,7 @@ type entry struct {
 // device plugin's response names by UUID, of any resource, otherwise the ids, of resources that can
 // be GPUs. A container without such a device is not among them.
 func readPod(file, uid string) (containers map[string][]string, err error) {
-	if uid == "" {
+	if uid == "" { // guard: grant: no pod without a UID
 		return nil, errors.New("the container's specification does not have its pod's UID")
 	}
 	data, _, err := trusted.Read(file, maxSize)
@@ -53,7 +53,7 @@ func readPod(file, uid string) (containers map[string][]string, err error) {
 	}
 	containers = map[string][]string{}
 	for _, e := range entries {
-		if e.PodUID != uid {
+		if e.PodUID != uid { // guard: grant: pod's UID
 			continue
 		}
 		if named := answered(e.AllocResp); named != nil {
@@ -73,7 +73,7 @@ func readPod(file, uid string) (containers map[string][]string, err error) {
 func parse(data []byte) ([]entry, error) {
 	var c content
 	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
+	d.DisallowUnknownFields() // guard: grant: checkpoint's form
 	if err := d.Decode(&c); err != nil {
 		return nil, err
 	}

@@ -67,7 +67,7 @@ type elfReader struct {
 
 // bytes reads n bytes at off.
 func (f *elfReader) bytes(off, n, limit uint64) ([]byte, error) {
-	if n > limit {
+	if n > limit { // guard: parsers: size of ELF parts
 		return nil, fmt.Errorf("%d bytes, limit %d", n, limit)
 	}
 	if off > f.size || n > f.size-off {

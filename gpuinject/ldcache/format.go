@@ -44,7 +44,7 @@ var le = binary.LittleEndian
 // KiB per string and MaxCacheSize bytes of strings in total, in the order in which a loader
 // searches. Anything else is an error. It never panics (attack T10).
 func ParseCache(data []byte) (*Cache, error) {
-	if len(data) > MaxCacheSize {
+	if len(data) > MaxCacheSize { // guard: parsers: cache size
 		return nil, fmt.Errorf("%d bytes, limit %d", len(data), MaxCacheSize)
 	}
 	p := parser{file: string(data)}
@@ -90,7 +90,7 @@ func u32(s string, off int) uint32 {
 // entries reads the table of libraries.
 func (p *parser) entries(c *Cache) error {
 	n := u32(p.cache, 20)
-	if n > maxEntries {
+	if n > maxEntries { // guard: parsers: cache entries
 		return fmt.Errorf("%d libraries, limit %d", n, maxEntries)
 	}
 	table := newHeader + int(n)*newEntry
@@ -126,7 +126,7 @@ func (p *parser) str(in string, off uint32, least int) (string, error) {
 		return "", fmt.Errorf("empty or unterminated string at %d", off)
 	}
 	p.expanded += n + 1
-	if p.expanded > MaxCacheSize {
+	if p.expanded > MaxCacheSize { // guard: parsers: cache strings
 		return "", fmt.Errorf("strings expand to more than %d bytes", MaxCacheSize)
 	}
 	return s[:n], nil

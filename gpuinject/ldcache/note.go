@@ -65,7 +65,7 @@ func parseCompatNote(section []byte, align uint64) (*CompatNote, error) {
 		return nil, errors.New(compatSection + ": no note of " + compatOwner)
 	}
 	text = bytes.Trim(text, "\x00")
-	if len(text) > maxNoteJSON {
+	if len(text) > maxNoteJSON { // guard: parsers: size of a note
 		return nil, fmt.Errorf("%s: %d bytes of JSON, limit %d", compatSection, len(text), maxNoteJSON)
 	}
 	parsed := new(CompatNote)

@@ -30,6 +30,7 @@ func (ch *Changes) MakeLinks(root *image.Root) error {
 	var made []Link
 	for _, l := range ch.Links {
 		if err := root.MakeLink(l.Path, l.Target, own); err != nil {
+			// guard: image: no mount point in later mounts
 			if errors.Is(err, unix.EXDEV) { // runc would create the mount point on the host
 				ch.Note("no link was made in the image: %v", err)
 				continue
@@ -48,6 +49,7 @@ func (ch *Changes) MakeLinks(root *image.Root) error {
 func (ch *Changes) WriteLinkerFiles(c Container, root *image.Root) error {
 	for _, f := range ch.LinkerFiles {
 		err := root.WriteFile(f.Path, f.Data)
+		// guard: image: no cache in later mounts
 		if errors.Is(err, unix.EXDEV) { // as for links
 			ch.Note("%s is not written in the image: %v", f.Path, err)
 		} else if err != nil {

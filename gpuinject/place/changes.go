@@ -59,7 +59,7 @@ type Mount struct {
 
 // fileOptions are the mount options of a single driver file: never noexec, because libraries and
 // programs are mapped executable.
-var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
+var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"} // guard: view: options of single files
 
 // Link is a symbolic link in the image to a file of the view.
 type Link struct {

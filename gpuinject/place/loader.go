@@ -25,7 +25,7 @@ func findableByLoader(c Container, root RootFS, img image.Image, files driver.Fi
 	}
 	for _, f := range loaderFiles {
 		at, _ := root.Place(f.Path)
-		m, covered := root.Covering(at)
+		m, covered := root.Covering(at) // guard: view: no cache written into volumes
 		err := root.CanWriteFile(f.Path)
 		switch {
 		case covered:

@@ -17,6 +17,7 @@ func whyUnmasked(c Container, driverVersion string) string {
 		return "this host has no NVIDIA kernel module"
 	case c.Input.Container.Privileged:
 		return "a privileged container can take any mask off"
+	// guard: mask: if the host's root is mapped
 	case len(linux.MaskedPaths) == 0 && c.Input.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
 		// The container is meant to run containers itself, which need their own procfs. The kernel
 		// refuses to mount one under a mask (mount_too_revealing).
@@ -36,7 +37,7 @@ func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
 func checkIsolation(c Container) error {
 	namespaces := c.Bundle.Spec.Linux.Namespaces
 	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
-	if i < 0 || namespaces[i].Path != "" {
+	if i < 0 || namespaces[i].Path != "" { // guard: isolation: own mount namespace
 		return verdict.Invalid("the container has no mount namespace of its own: a GPU container needs one")
 	}
 	return nil
@@ -45,7 +46,7 @@ func checkIsolation(c Container) error {
 // CheckProc refuses a container whose mask would be on a procfs that is not its own: with
 // rootfsPropagation "shared", a mask on a bind of the host's procfs would appear on the host.
 func CheckProc(root RootFS, masked bool) error {
-	if masked && !root.OwnProc {
+	if masked && !root.OwnProc { // guard: isolation: own procfs
 		return verdict.Invalid("the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil

@@ -28,6 +28,7 @@ func maskFiles(procRoot string, gpus []string, rights []device.Capability, class
 	// ModifyDeviceFiles lets NVIDIA's libraries make device nodes by themselves, and is 1 if it is
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of
 	// its own, DeviceFileModify.
+	// guard: mask: ModifyDeviceFiles
 	files := []shown{{name: "nvidia/version"}, {"nvidia/params", true, "ModifyDeviceFiles: 0"}}
 	for _, bus := range gpus {
 		dir := filepath.Join("nvidia/gpus", bus)

@@ -108,16 +108,16 @@ func checkViewDir(root RootFS, reason string) (string, error) {
 		return "", verdict.Invalid("%w", err)
 	}
 	at := way[len(way)-1]
-	if criu.HasSeparator(at) {
+	if criu.HasSeparator(at) { // guard: view: no place with CRIU's separators
 		return "", verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", view.Dir, request.Quote(at))
 	}
 	for _, v := range root.Volumes {
 		over := func(name string) bool { return IsBelow(name, v.At) }
-		if slices.ContainsFunc(way, over) || IsBelow(v.At, at) {
+		if slices.ContainsFunc(way, over) || IsBelow(v.At, at) { // guard: view: no volume there
 			return "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), view.Dir)
 		}
 	}
-	if at == "/" {
+	if at == "/" { // guard: view: not over the root
 		return "", verdict.Invalid("%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", view.Dir)
 	}
 	if err := root.CanBeThere(view.Dir); err != nil && !root.Hides(at) {
@@ -195,11 +195,11 @@ func freePlace(r RootFS, dest string, log *verdict.Log) (at string, free bool, e
 	if err != nil {
 		return "", false, verdict.Invalid("%w", err)
 	}
-	if m, covered := r.Covering(way...); covered {
+	if m, covered := r.Covering(way...); covered { // guard: view: nothing in volumes
 		log.Note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
 		return at, false, nil
 	}
-	if criu.HasSeparator(at) {
+	if criu.HasSeparator(at) { // guard: view: no files with CRIU's separators
 		return "", false, verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", request.Quote(dest), request.Quote(at))
 	}
 	if r.Hides(at) {
@@ -219,6 +219,7 @@ func freePlace(r RootFS, dest string, log *verdict.Log) (at string, free bool, e
 func mountSockets(c Container, root RootFS, g Given) (ch Changes, err error) {
 	var taken []string
 	for _, d := range sockets.Daemons {
+		// guard: sockets: configured ones
 		if !slices.Contains(c.Settings.Sockets, d.Name) || !g.Request.Has(d.Capability) {
 			continue
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // nodeOptions are the mount options for the bind mount of a device node.
-var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
+var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"} // guard: view: options of nodes
 
 // ClassFiles returns the files of the host that go with the classes, if the host has them. They are
 // mounted read-only, like every data file of the driver.
@@ -64,6 +64,7 @@ func addNodes(c Container, list []device.Node) (ch Changes, err error) {
 			e.Devices = append(e.Devices, node)
 		}
 		major, minor := int64(n.Major), int64(n.Minor)
+		// guard: devices: no mknod rule
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		ch.addGroup(c, n)
 	}

@@ -30,7 +30,7 @@ func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Chan
 		return ch
 	}
 	// CDI's device rules allow mknod.
-	ch.Edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
+	ch.Edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool { // guard: hooks: CDI's mknod rules removed
 		if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
 			return false
 		}

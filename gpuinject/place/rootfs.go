@@ -50,7 +50,7 @@ func ReadMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (R
 			return r, verdict.Invalid("the mount at %s: %w", request.Quote(m.Destination), err)
 		}
 		if IsBelow("/proc", at) {
-			r.OwnProc = at == "/proc" && m.Type == "proc" && !IsBind(m)
+			r.OwnProc = at == "/proc" && m.Type == "proc" && !IsBind(m) // guard: isolation: no bind as procfs
 		}
 		lasting := IsBind(m) || !slices.Contains(ephemeralTypes, m.Type)
 		if lasting && (isOwnMount(c, m) || removed != nil && removed(m)) {
@@ -96,7 +96,7 @@ func (r RootFS) checkLinks(bundle string, m specs.Mount, at string, seen map[str
 	}
 	defer dir.Close()
 	name := strings.TrimPrefix(at, above.At)
-	if target, err := dir.Target(name); err != nil || target != name {
+	if target, err := dir.Target(name); err != nil || target != name { // guard: view: nothing in volumes by a link
 		return fmt.Errorf("the container mounts a volume at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Destination), request.Quote(above.Destination))
 	}
 	return nil
@@ -109,6 +109,7 @@ func (r RootFS) CheckNodes(nodes []device.Node) error {
 		for _, at := range []string{volume.At, path.Clean("/" + volume.Destination)} {
 			for _, n := range nodes {
 				name, below := strings.CutPrefix(n.Path, at+"/")
+				// guard: view: no node in volumes
 				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
 					return fmt.Errorf("the container mounts a volume at %s, where the device node %s goes: mount it elsewhere", request.Quote(volume.Destination), n.Path)
 				}
@@ -149,6 +150,7 @@ func (r RootFS) CacheMountPoint() string {
 		at, err = r.Target(image.CachePath)
 	}
 	_, covered := r.Covering(at)
+	// guard: view: no cache mounted into volumes
 	if err != nil || covered || r.Hides(at) || r.CheckMountPoint(at) != nil {
 		return ""
 	}

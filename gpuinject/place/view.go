@@ -12,7 +12,7 @@ import (
 )
 
 // viewOptions are the mount options of the view, which is a tree of mounts.
-var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
+var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"} // guard: view: options of its mount
 
 // View holds the driver's files that a container gets.
 type View struct {

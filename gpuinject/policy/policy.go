@@ -16,7 +16,7 @@ import (
 const resourceDomain = "nvidia.com/"
 
 // IsGPUResource reports whether the devices of a resource can be GPUs. Their ids decide.
-func IsGPUResource(name string) bool { return strings.HasPrefix(name, resourceDomain) }
+func IsGPUResource(name string) bool { return strings.HasPrefix(name, resourceDomain) } // guard: grant: resource's domain
 
 // Allocation is what the kubelet allocated to a pod.
 type Allocation struct {
@@ -73,15 +73,17 @@ func (g Allowed) Nothing() bool { return !g.All && g.Set.Empty() }
 // EnvironmentGrants returns why the container's environment alone is a grant, or "" if it is not.
 func EnvironmentGrants(p config.Policy, c request.Container) string {
 	switch {
+	// guard: grant: not by a pod's environment
+	// guard: grant: accept-env-when-unprivileged
 	case !c.Kubernetes && (c.Privileged || p.AcceptEnvWhenUnprivileged):
 		return "outside Kubernetes the environment grants"
 	case !c.Kubernetes:
 		return ""
-	case p.Kubernetes == config.TrustEnv:
+	case p.Kubernetes == config.TrustEnv: // guard: grant: trust-env
 		return "kubernetes = \"trust-env\""
 	case c.Privileged:
 		return "the container is privileged"
-	case c.Namespace != "" && slices.Contains(p.TrustedNamespaces, c.Namespace):
+	case c.Namespace != "" && slices.Contains(p.TrustedNamespaces, c.Namespace): // guard: grant: trusted namespaces
 		return "namespace " + c.Namespace + " is trusted"
 	}
 	return ""
@@ -96,7 +98,7 @@ func GrantsAll(p config.Policy, c request.Container, environment string) bool {
 // NeedsKubelet reports whether only the kubelet can say what was allocated to a container without a
 // device in its specification: the environment is no grant.
 func NeedsKubelet(c request.Container, environment string) bool {
-	return environment == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
+	return environment == "" && c.Kubernetes && c.Namespace != "" && c.Pod != "" // guard: grant: pod named
 }
 
 // KubeletAnswer is what the kubelet allocated to a container.
@@ -124,7 +126,7 @@ func Decide(p config.Policy, c request.Container, environment string, inSpec dev
 		return g, g, nil
 	}
 	enforced, err = allocated(p, c, inSpec, kubelet)
-	if c.Kubernetes && p.Kubernetes == config.Audit {
+	if c.Kubernetes && p.Kubernetes == config.Audit { // guard: grant: audit
 		if err != nil {
 			enforced = Allowed{Reason: err.Error()}
 		}
@@ -149,11 +151,11 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	nothing := kubelet.Set.Empty() && kubelet.SetErr == nil
 	unknown := fmt.Sprintf("what was allocated to pod %s/%s is not known", c.Namespace, c.Pod)
 	switch {
-	case kubelet.NoKubelet && p.AcceptEnvWithoutKubelet:
+	case kubelet.NoKubelet && p.AcceptEnvWithoutKubelet: // guard: grant: missing kubelet
 		return Allowed{All: true, Reason: "there is no kubelet at " + p.KubeletSocket + ": the environment grants"}, nil
 	case kubelet.NoKubelet:
 		return Allowed{}, fmt.Errorf("%s: there is no kubelet at %s: set policy.kubelet-socket to pod-resources/kubelet.sock in the kubelet's --root-dir, or on a host without a kubelet policy.accept-env-without-kubelet = true", unknown, p.KubeletSocket)
-	case kubelet.Err != nil:
+	case kubelet.Err != nil: // guard: grant: unknown allocation
 		return Allowed{}, fmt.Errorf("%s: %w", unknown, kubelet.Err)
 	case !kubelet.Allocation.Found:
 		return Allowed{Reason: "no GPU was allocated: the kubelet does not know pod " + c.Namespace + "/" + c.Pod}, nil
@@ -164,7 +166,7 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 		return Allowed{Reason: fmt.Sprintf("the kubelet allocated %.256q to the container, which is no GPU's UUID, and the device plugin's answer names no GPU by UUID: have it answer with UUIDs, or pass device specifications (PASS_DEVICE_SPECS=true)", kubelet.PassedOver)}, nil
 	case nothing:
 		return Allowed{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
-	case kubelet.SetErr != nil:
+	case kubelet.SetErr != nil: // guard: grant: unknown devices
 		return Allowed{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", kubelet.SetErr)
 	}
 	return Allowed{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
@@ -189,9 +191,10 @@ func DecideClass(p config.Policy, c request.Container, g Allowed, class string, 
 		return nodes, true, "allow-from-environment"
 	}
 	given := func(n device.Node) bool { return slices.Contains(c.Nodes, n.Number()) }
-	if !slices.ContainsFunc(nodes, given) {
+	if !slices.ContainsFunc(nodes, given) { // guard: grant: other classes
 		return nil, false, "no device of that kind was allocated to the container, and policy.allow-from-environment has no \"" + class + "\""
 	}
+	// guard: grant: single devices of a class
 	may = slices.DeleteFunc(slices.Clone(nodes), func(n device.Node) bool { return n.Individual && !given(n) })
 	return may, false, "in the container's specification"
 }
@@ -203,8 +206,10 @@ func DecideClass(p config.Policy, c request.Container, g Allowed, class string, 
 // documentation requires.
 func MayManageMIG(p config.Policy, c request.Container) (may bool, missing string) {
 	if !c.Kubernetes {
+		// guard: grant: MIG rights
 		return c.Admin, "the container needs CAP_SYS_ADMIN (--cap-add SYS_ADMIN) and no user namespace"
 	}
+	// guard: grant: MIG rights of pods
 	return c.Privileged || c.Namespace != "" && slices.Contains(p.TrustedNamespaces, c.Namespace),
 		"the container must be privileged, or its namespace one of policy.trusted-namespaces"
 }

@@ -60,15 +60,15 @@ func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
+	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil { // guard: mask: pidfd
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
-	if err := checkForeign(ns); err != nil {
+	if err := checkForeign(ns); err != nil { // guard: mask: not on the host
 		return err
 	}
 	// The container's init process may have ended before the pidfd was opened. When runc exited, it
 	// became a child of this process, which is a subreaper.
-	if stat.Parent != os.Getpid() {
+	if stat.Parent != os.Getpid() { // guard: mask: not on another process
 		return fmt.Errorf("process %d does not belong to the container: its init process has ended", pid)
 	}
 	return mountns.Do(func() error { return m.attachIn(int(ns.Fd()), root) })
@@ -96,7 +96,7 @@ func checkForeign(ns *os.File) error {
 	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
 		return err
 	}
-	for _, own := range []string{"/proc/self/ns/mnt", "/proc/1/ns/mnt"} {
+	for _, own := range []string{"/proc/self/ns/mnt", "/proc/1/ns/mnt"} { // guard: mask: process 1
 		var o unix.Stat_t
 		err := unix.Stat(own, &o)
 		if errors.Is(err, unix.EACCES) && own != "/proc/self/ns/mnt" {
@@ -126,7 +126,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	if err := unix.Stat("/", &st); err != nil {
 		return err
 	}
-	if st.Dev != root.Dev || st.Ino != root.Ino {
+	if st.Dev != root.Dev || st.Ino != root.Ino { // guard: mask: same root file system
 		return errors.New("the process has another root file system: the container's init process has ended")
 	}
 	proc, err := openDirectory(unix.AT_FDCWD, "proc")
@@ -134,7 +134,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 		return fmt.Errorf("open /proc of the container: %w", err)
 	}
 	defer unix.Close(proc)
-	if err := checkProcfs(proc, false); err != nil {
+	if err := checkProcfs(proc, false); err != nil { // guard: mask: /proc is procfs
 		return err
 	}
 	// A mount on the way may only be procfs itself: readonlyPaths are bind mounts of it.
@@ -143,7 +143,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 		return fmt.Errorf("open it in the container: %w", err)
 	}
 	defer unix.Close(dir)
-	if err := checkProcfs(dir, true); err != nil {
+	if err := checkProcfs(dir, true); err != nil { // guard: mask: target is procfs
 		return err
 	}
 	if err := unix.MoveMount(int(m.f.Fd()), "", dir, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
@@ -154,7 +154,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 
 // openDirectory opens a directory below another one without following any link.
 func openDirectory(dirfd int, name string) (int, error) {
-	return openat.Open(dirfd, name, unix.O_DIRECTORY, openat.NoLinks)
+	return openat.Open(dirfd, name, unix.O_DIRECTORY, openat.NoLinks) // guard: mask: no link and no way up
 }
 
 // MountAt makes the directory dir, which must not exist, and attaches the mask there, in this

@@ -37,7 +37,7 @@ func New(files []File, label string) (m *Mask, err error) {
 	defer unix.Close(fsfd)
 	// The files are a few KiB each.
 	options := []string{"mode=0555", "size=4m", "source=nvidia-shim"}
-	if label != "" {
+	if label != "" { // guard: mask: mount label
 		options = append(options, "context="+label)
 	}
 	for _, o := range options {
@@ -49,6 +49,7 @@ func New(files []File, label string) (m *Mask, err error) {
 	if err := unix.FsconfigCreate(fsfd); err != nil {
 		return nil, fmt.Errorf("mask: create tmpfs: %w", err)
 	}
+	// guard: mask: nosuid, nodev, noexec
 	attrs := unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attrs)
 	if err != nil {
@@ -62,7 +63,7 @@ func New(files []File, label string) (m *Mask, err error) {
 	}
 	err = mountns.Do(func() error { return fill(mfd, files) })
 	if err == nil {
-		err = unix.FsconfigSetFlag(fsfd, "ro")
+		err = unix.FsconfigSetFlag(fsfd, "ro") // guard: mask: read-only
 	}
 	if err == nil {
 		err = unix.FsconfigReconfigure(fsfd)
@@ -93,7 +94,7 @@ func fill(mfd int, files []File) error {
 	defer syscall.ForkLock.RUnlock()
 	made := map[string]bool{}
 	for _, f := range files {
-		if !filepath.IsLocal(f.Path) {
+		if !filepath.IsLocal(f.Path) { // guard: mask: files below it
 			return fmt.Errorf("%q is not below the mask", f.Path)
 		}
 		for i, c := range f.Path {

@@ -60,7 +60,7 @@ func isKubepods(cgroup string) bool {
 func identify(spec *bundle.Spec) Container {
 	a := spec.Annotations
 	c := Container{
-		Kubernetes: a[annotationContainerType] != "" || isKubepods(spec.Linux.CgroupsPath),
+		Kubernetes: a[annotationContainerType] != "" || isKubepods(spec.Linux.CgroupsPath), // guard: grant: pods of other runtimes
 		Sandbox:    a[annotationContainerType] == "sandbox",
 		Namespace:  a[annotationNamespace],
 		Pod:        a[annotationPod],
@@ -71,11 +71,12 @@ func identify(spec *bundle.Spec) Container {
 	c.UserNamespace = slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
 		return ns.Type == specs.UserNamespace
 	})
-	c.Admin = bounding && !c.UserNamespace
-	c.Privileged = c.Admin && len(spec.Linux.MaskedPaths) == 0
+	c.Admin = bounding && !c.UserNamespace                     // guard: privileged: no user namespace
+	c.Privileged = c.Admin && len(spec.Linux.MaskedPaths) == 0 // guard: privileged: unmasked /proc
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {
 			c.Nodes = append(c.Nodes, devnode.Number{Major: d.Major, Minor: d.Minor})
+			// guard: mask: driver's major number
 			c.DriverNodes = c.DriverNodes || d.Major == devnode.DriverMajor || devnode.IsDriver(d.Path)
 		}
 	}

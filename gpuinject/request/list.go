@@ -71,7 +71,7 @@ func (l *list) addCDI(item string) error {
 
 // add adds one item: a plain name, or <vendor>/<class>=<name>.
 func (l *list) add(item string) error {
-	if len(l.items) == maxDevices {
+	if len(l.items) == maxDevices { // guard: parsers: names of devices
 		return fmt.Errorf("more than %d devices are named", maxDevices)
 	}
 	l.items = append(l.items, item)

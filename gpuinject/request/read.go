@@ -148,10 +148,10 @@ func (s *Input) readMount(destination, id string) {
 // listed returns what a mount names in the device list: its path below the directory, by whole
 // components, so that a similar path such as <dir>X/all is an ordinary mount (T44).
 func listed(m specs.Mount) (id string, ok bool) {
-	if path.Clean(m.Source) != "/dev/null" {
+	if path.Clean(m.Source) != "/dev/null" { // guard: device lists: /dev/null
 		return "", false
 	}
-	return strings.CutPrefix(path.Clean("/"+m.Destination), DeviceListDir+"/")
+	return strings.CutPrefix(path.Clean("/"+m.Destination), DeviceListDir+"/") // guard: device lists: whole components
 }
 
 // isAnnotationKey reports whether an annotation carries CDI names, except for keys of the NRI plugin.
@@ -179,7 +179,7 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 	}
 	var l list
 	for _, key := range keys {
-		if n := len(annotations[key]); n > maxText {
+		if n := len(annotations[key]); n > maxText { // guard: parsers: length of annotations
 			return list{}, fmt.Errorf("annotation %s has %d bytes: at most %d", Quote(key), n, maxText)
 		}
 		for item := range split(annotations[key]) {
@@ -197,7 +197,7 @@ func (s Input) Asks() (asks bool, why string) {
 	asks, why = s.environmentAsks()
 	asks = asks || s.EditedByCDI || s.swarm && !s.Container.Kubernetes || !s.mounted.empty() || s.mountedErr != nil ||
 		!s.annotated.empty() || s.annotatedErr != nil
-	if asks && s.Container.Sandbox {
+	if asks && s.Container.Sandbox { // guard: grant: none for sandboxes
 		return false, "the sandbox container of a pod never gets a GPU"
 	}
 	return asks, why
@@ -255,7 +255,7 @@ func hookRuns(h specs.Hook, program string) bool {
 	if strings.TrimSuffix(path.Base(h.Path), ".real") == program {
 		return true
 	}
-	return len(h.Args) > 0 && strings.TrimSuffix(path.Base(h.Args[0]), ".real") == program
+	return len(h.Args) > 0 && strings.TrimSuffix(path.Base(h.Args[0]), ".real") == program // guard: hooks: wrappers
 }
 
 // Hooks returns the hooks of all stages.
@@ -280,7 +280,7 @@ func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 // another name (docker run --device /dev/nvidia0:/dev/gpu0), as Go's JSON encoder writes it. The
 // driver's other majors vary, but their nodes are useless without those of this one.
 var words = []string{
-	"/dev/nvidia", fmt.Sprintf(`"major":%d`, devnode.DriverMajor), fmt.Sprintf(`"major": %d`, devnode.DriverMajor),
+	"/dev/nvidia", fmt.Sprintf(`"major":%d`, devnode.DriverMajor), fmt.Sprintf(`"major": %d`, devnode.DriverMajor), // guard: mask: driver's nodes under other names
 	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),
 	cdiHook, ctkHook, "nvidia-container-",
 }

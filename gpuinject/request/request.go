@@ -88,7 +88,7 @@ func (s Input) WithoutAnnotations(cfg *config.Config) (Request, error) {
 func (s Input) Request(cfg *config.Config) (Request, error) {
 	mounts := cfg.Policy.AcceptVolumeMounts
 	switch {
-	case s.envErr != nil:
+	case s.envErr != nil: // guard: parsers: length of variables
 		return Request{}, s.envErr
 	case s.EditedByCDI:
 		return s.complete(Request{Driver: true, Source: FromCDI,
@@ -183,7 +183,7 @@ func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) 
 		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
 	// Nodes that CDI put into a pod's specification are the operator's choice, not the image's.
-	supported := cfg.Container.Supported(s.Container.Kubernetes && !byNVIDIA)
+	supported := cfg.Container.Supported(s.Container.Kubernetes && !byNVIDIA) // guard: grant: display in pods
 	var err error
 	if r.Capabilities, err = parseCapabilities(caps, supported, cfg.Container.DefaultCapabilities); err != nil {
 		return Request{}, err
@@ -219,10 +219,10 @@ func (s Input) overridden(source Source, cfg *config.Config) (list []Overridden)
 // mounts and, outside Kubernetes, of annotations. An image can make neither.
 func (s Input) Granted(cfg *config.Config) []string {
 	var ids []string
-	if cfg.Policy.AcceptVolumeMounts && s.mountedErr == nil {
+	if cfg.Policy.AcceptVolumeMounts && s.mountedErr == nil { // guard: grant: accept-volume-mounts
 		ids = s.mounted.ids()
 	}
-	if !s.Container.Kubernetes {
+	if !s.Container.Kubernetes { // guard: grant: not by a pod's annotations
 		ids = append(ids, s.annotated.ids()...)
 	}
 	return ids
@@ -241,7 +241,7 @@ func parseCapabilities(value string, supported, byDefault []string) ([]string, e
 		}
 	}
 	for _, name := range caps {
-		if !slices.Contains(supported, name) {
+		if !slices.Contains(supported, name) { // guard: grant: supported-capabilities
 			return nil, fmt.Errorf("%s=%s: capability %s is not supported here (supported: %s; see supported-capabilities in the shim's configuration)",
 				EnvCapabilities, Quote(value), Quote(name), strings.Join(supported, ","))
 		}

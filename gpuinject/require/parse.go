@@ -62,7 +62,7 @@ func (e Expression) isAbout(property string) bool {
 
 // Parse reads an expression. The error quotes the invalid term.
 func Parse(text string) (Expression, error) {
-	if len(text) > maxLength {
+	if len(text) > maxLength { // guard: parsers: requirements
 		return nil, fmt.Errorf("an expression of %d bytes: no more than %d are read", len(text), maxLength)
 	}
 	var e Expression

@@ -47,7 +47,7 @@ func FromEnv(env map[string]string) ([]Requirement, error) {
 		if !strings.HasPrefix(name, prefix) || strings.HasPrefix(name, jetpack) {
 			continue
 		}
-		if len(list) == maxVariables {
+		if len(list) == maxVariables { // guard: parsers: variables
 			return nil, fmt.Errorf("more than %d variables %s*", maxVariables, prefix)
 		}
 		e, err := Parse(env[name])

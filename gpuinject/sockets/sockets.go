@@ -58,7 +58,7 @@ func (d Daemon) Destinations(mps string) []string {
 // is fs.ErrNotExist if the daemon does not run.
 func (d Daemon) Mount(h config.Host, mps string, hasMIG bool) (source string, options []string, err error) {
 	switch {
-	case d.Name == config.MPS && NamesOwnMPS(h, mps):
+	case d.Name == config.MPS && NamesOwnMPS(h, mps): // guard: sockets: none beside an own MPS daemon
 		return "", nil, errors.New("the container has an MPS daemon of its own by " + EnvMPS)
 	case d.Name == config.MPS && hasMIG:
 		return "", nil, errors.New("a MIG device needs an MPS daemon of its own")

@@ -49,6 +49,7 @@ func Open(dir string, readOnly bool) (*State, error) {
 		return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: dir, Err: err})
 	}
 	err = unix.Lstat(parent, &above)
+	// guard: root's files: link to the parent
 	if err == nil && above.Mode&unix.S_IFMT == unix.S_IFLNK && above.Uid == 0 {
 		if parent, err = filepath.EvalSymlinks(parent); err != nil {
 			return nil, fmt.Errorf("state directory: %w", err)
@@ -58,10 +59,10 @@ func Open(dir string, readOnly bool) (*State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: parent, Err: err})
 	}
-	if err := trusted.Directory(&st); err != nil {
+	if err := trusted.Directory(&st); err != nil { // guard: root's files: state directory
 		return nil, fmt.Errorf("state directory %s: %s %w", dir, dir, err)
 	}
-	if err := trusted.Parent(&above); err != nil {
+	if err := trusted.Parent(&above); err != nil { // guard: root's files: its parent
 		return nil, fmt.Errorf("state directory %s: %s %w", dir, parent, err)
 	}
 	return &State{dir, readOnly}, nil
@@ -76,7 +77,7 @@ const maxSize = 16 << 20
 // Load reads into v the value that Store kept under name. It reports whether there is a value that
 // v can hold, in a file that only root can change (T62). If not, the caller determines it again.
 func (s *State) Load(name string, v any) bool {
-	data, _, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
+	data, _, err := trusted.Read(filepath.Join(s.dir, name), maxSize) // guard: root's files: kept answers
 	return err == nil && json.Unmarshal(data, v) == nil
 }
 

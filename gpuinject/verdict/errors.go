@@ -38,7 +38,7 @@ type Error struct {
 func (e *Error) Error() string {
 	var b strings.Builder
 	for _, r := range "nvidia: " + e.Err.Error() {
-		if unicode.IsGraphic(r) {
+		if unicode.IsGraphic(r) { // guard: messages: paths of an image
 			b.WriteRune(r)
 		} else {
 			b.WriteString(strings.Trim(strconv.QuoteRuneToGraphic(r), "'"))

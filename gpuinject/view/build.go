@@ -58,7 +58,7 @@ func build(root string, files []File) error {
 	return nil
 }
 
-const bindFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+const bindFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV // guard: view: read-only; view: nosuid, nodev
 
 // assemble mounts a tmpfs on root and fills it.
 func assemble(root string, files []File) error {
@@ -82,7 +82,7 @@ func assemble(root string, files []File) error {
 			return fmt.Errorf("%s: %w", f.Source, err)
 		}
 		for _, link := range f.Links {
-			if strings.Contains(link, "/") || link == path.Base(name) {
+			if strings.Contains(link, "/") || link == path.Base(name) { // guard: view: no path as a link's name
 				continue
 			}
 			if err := os.Symlink(path.Base(name), path.Join(path.Dir(target), link)); err != nil && !errors.Is(err, os.ErrExist) {
@@ -116,7 +116,7 @@ func bind(source, target string) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	if err := trusted.RootFile(&st); err != nil {
+	if err := trusted.RootFile(&st); err != nil { // guard: root's files: views
 		return err
 	}
 	// Mknod does not open the file: see write.

@@ -76,7 +76,7 @@ func Ensure(s *state.State, spec Spec) error {
 	if mounted(root) {
 		// The time of last use, for collect.
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(root), nil, 0)
-		collectRest(s, spec.Driver)
+		collectRest(s, spec.Driver) // guard: view: 32 at most, later
 		return nil
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
@@ -85,14 +85,14 @@ func Ensure(s *state.State, spec Spec) error {
 	lock, err := s.Lock(filepath.Join("view", lockName), lockTimeout)
 	// flock(2) needs no write access, so root in a container that sees the host's /run can hold the
 	// lock forever. The lock only saves work.
-	if err != nil && !errors.Is(err, state.ErrBusy) {
+	if err != nil && !errors.Is(err, state.ErrBusy) { // guard: view: built unlocked
 		return fmt.Errorf("driver view: lock: %w", err)
 	}
 	defer lock.Close()
 	if mounted(root) {
 		return nil
 	}
-	err = makePrivate(viewDir(s.Dir()))
+	err = makePrivate(viewDir(s.Dir())) // guard: view: private
 	if err == nil {
 		err = build(root, spec.Files)
 	}
@@ -101,7 +101,7 @@ func Ensure(s *state.State, spec Spec) error {
 	}
 	s.AddEvent(state.Event{Kind: state.ViewBuilt})
 	collect(viewDir(s.Dir()), spec.Driver)
-	if !mounted(root) {
+	if !mounted(root) { // guard: view: not covered
 		// Without the lock, another builder may have made the directory of views private at the
 		// same time, covering this view.
 		return fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
@@ -187,6 +187,8 @@ func collect(views, driver string) {
 	names := slices.SortedFunc(maps.Keys(used), func(a, b string) int { return cmp.Compare(used[a], used[b]) })
 	for i, name := range names {
 		otherDriver := !strings.HasPrefix(name, hash([]byte(driver))+"-")
+		// guard: view: 32 at most
+		// guard: view: just used
 		if !(otherDriver && used[name] >= grace) && !(i >= maxViews && used[name] >= recent) {
 			continue
 		}

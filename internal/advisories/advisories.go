@@ -53,7 +53,7 @@ func CheckCRIU(output string) error {
 
 func checkRestore(component string, v semver.Version) error {
 	for _, a := range Check(component, v, semver.Version{}) {
-		if a.Class == Restore {
+		if a.Class == Restore { // guard: advisories: fixed versions for checkpoints
 			return fmt.Errorf("has %s: update %s to %s or later", a.ID, component, strings.Join(a.Fixed, ", "))
 		}
 	}
@@ -75,6 +75,7 @@ func Safe(component string, kernel semver.Version) []string {
 }
 
 func (a Advisory) affects(v, kernel semver.Version) bool {
+	// guard: advisories: kernels
 	if len(a.Kernels) > 0 && (!kernel.Known() || kernel.Compare(version(a.Kernels[0])) < 0 || kernel.Compare(version(a.Kernels[1])) >= 0) {
 		return false
 	}
@@ -93,7 +94,7 @@ func (a Advisory) affects(v, kernel semver.Version) bool {
 			return false
 		}
 	}
-	return len(a.Fixed) == 0 || v.Compare(after) < 0
+	return len(a.Fixed) == 0 || v.Compare(after) < 0 // guard: advisories: lines without a fix
 }
 
 // String returns the id with what is known about it.

@@ -161,7 +161,7 @@ func edits(s gpuinject.Standalone) specs.ContainerEdits {
 // fs.ErrNotExist if there is no file.
 func Read(name string) ([]byte, error) {
 	text, _, err := trusted.Read(name, maxSize)
-	if err == nil && !runtimeclass.Unchanged(text) {
+	if err == nil && !runtimeclass.Unchanged(text) { // guard: root's files: no other program's
 		err = fmt.Errorf("%s was not written by this program, or was edited since: remove it, or choose another file", name)
 	}
 	return text, err

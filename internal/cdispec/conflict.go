@@ -53,7 +53,7 @@ func CheckConflicts(name string, text []byte, dirs ...string) error {
 				if !slices.Contains(own, device) {
 					continue
 				}
-				if other := seen[device]; other != "" {
+				if other := seen[device]; other != "" { // guard: installation: no second CDI file
 					return fmt.Errorf("%s and %s both define %s, so container engines have neither: remove %[2]s, or move it out of %[4]s", other, file, device, dir)
 				}
 				seen[device] = file

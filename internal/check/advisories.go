@@ -16,7 +16,7 @@ const maxAge = 90 * 24 * time.Hour
 // checkAdvisories checks the age of the table that versions are compared with.
 func checkAdvisories(now time.Time) []Finding {
 	age := advisories.Age(now)
-	if age > maxAge {
+	if age > maxAge { // guard: advisories: age
 		return warning("install a later release of this project, or read what the projects published since",
 			"the table of advisories is %d days old: later ones are unknown to check", int(age.Hours()/24))
 	}
@@ -39,6 +39,7 @@ func (n *node) checkVersion(component string, v semver.Version) []Finding {
 	if safe := advisories.Safe(component, kernel); len(safe) > 0 {
 		fix = "update " + component + " to " + strings.Join(safe, ", ") + " or later, or check that its package has the fixes"
 	}
+	// guard: advisories: no refusal
 	return warning(fix, "%s %s is affected by %s", component, v, strings.Join(texts, ", "))
 }
 

@@ -108,7 +108,7 @@ func (n *node) findContainerd() {
 
 // readDaemon reads what a running containerd says about itself.
 func (n *node) readDaemon(p procfs.Process) {
-	if place := n.host().Place(p, "containerd"); place != "" {
+	if place := n.host().Place(p, "containerd"); place != "" { // guard: programs: none that a process names
 		n.Containerd = cmp.Or(n.Containerd, n.real(place))
 	} else if n.Containerd == "" {
 		n.elsewhere = p.Program
@@ -151,7 +151,7 @@ func (n *node) lookPath(name string) (p string, known bool, err error) {
 		return name, true, nil
 	}
 	if p := n.find(name, n.path); p != "" {
-		return p, runtimeclass.IsProgramDir(filepath.Dir(p)), nil
+		return p, runtimeclass.IsProgramDir(filepath.Dir(p)), nil // guard: programs: none in its PATH alone
 	}
 	return "", false, fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
 }

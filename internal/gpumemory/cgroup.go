@@ -43,6 +43,7 @@ func Find(pid int) (Cgroup, error) {
 	defer dir.Close()
 	// The path is text: only the members prove that it leads to this process' cgroup.
 	members, err := c.read(dir, "cgroup.procs")
+	// guard: memory: the cgroup of the process
 	if err == nil && !slices.Contains(strings.Fields(members), strconv.Itoa(pid)) {
 		err = fmt.Errorf("%s is not the cgroup of process %d", path, pid)
 	}
@@ -62,6 +63,7 @@ func (c Cgroup) Open() (*os.File, error) {
 		return nil, err
 	}
 	var st unix.Stat_t
+	// guard: memory: not another cgroup later
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || st.Ino != c.Inode {
 		dir.Close()
 		return nil, errors.Join(fmt.Errorf("cgroup %s: %w", c.Path, probe.ErrCgroupGone), err)

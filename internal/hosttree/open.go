@@ -24,7 +24,7 @@ func (t Tree) Real(name string) string { return filepath.Join("/", t.Root, name)
 // process of another root may change the tree meanwhile: links are followed inside the root only,
 // and not in the last component.
 func (t Tree) OpenPath(name string) (f *os.File, st unix.Stat_t, err error) {
-	return t.open(name, unix.O_NOFOLLOW)
+	return t.open(name, unix.O_NOFOLLOW) // guard: records: no link
 }
 
 // open is OpenPath with other flags: without O_NOFOLLOW it follows a link in the last component.
@@ -34,7 +34,7 @@ func (t Tree) open(name string, flags uint64) (f *os.File, st unix.Stat_t, err e
 		return nil, st, err
 	}
 	defer unix.Close(root)
-	fd, st, err := openat.Stat(root, name, flags, openat.Links)
+	fd, st, err := openat.Stat(root, name, flags, openat.Links) // guard: records: inside the root
 	if err != nil {
 		return nil, st, &os.PathError{Op: "open", Path: t.Real(name), Err: err}
 	}
@@ -85,7 +85,7 @@ func (t Tree) ReadDir(name string, limit int) ([]string, error) {
 		return nil, err
 	}
 	defer f.Close()
-	names, err := openat.ReadDir(int(f.Fd()), limit)
+	names, err := openat.ReadDir(int(f.Fd()), limit) // guard: records: number
 	if errors.Is(err, openat.ErrTooLarge) {
 		err = nil
 	}

@@ -50,14 +50,14 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 		return policy.Allocation{}, err
 	}
 	for _, pod := range list {
-		if pod.Namespace != namespace || pod.Name != name {
+		if pod.Namespace != namespace || pod.Name != name { // guard: grant: pod's namespace; grant: pod's name
 			continue
 		}
 		a := policy.Allocation{Found: true, Containers: map[string][]string{}}
 		for _, c := range pod.Containers {
 			ids := []string{}
 			for _, d := range c.Devices {
-				if policy.IsGPUResource(d.ResourceName) {
+				if policy.IsGPUResource(d.ResourceName) { // guard: grant: resources of GPUs
 					ids = append(ids, d.DeviceIds...)
 				}
 			}
@@ -136,7 +136,7 @@ func dialRoot(ctx context.Context, socket string) (net.Conn, error) {
 			peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 		}), err)
 	}
-	if err == nil && peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+	if err == nil && peer.Uid != 0 && int(peer.Uid) != os.Geteuid() { // guard: probe: kubelet of root
 		err = fmt.Errorf("uid %d listens on %s: %w", peer.Uid, socket, errNotRoot)
 	}
 	if err != nil {

@@ -45,7 +45,7 @@ func work() {
 	for {
 		j := <-jobs
 		result := protect(j.fn)
-		err := home.enter()
+		err := home.enter() // guard: shim: thread back from the container
 		if err != nil {
 			home.mnt.Close()
 			home.root.Close()

@@ -144,6 +144,7 @@ func addDriverContainer(tables map[string]any, before bool) (added bool, _ error
 // root can replace and which is no link.
 func hasDriver(h config.Host, root string) bool {
 	var st unix.Stat_t
+	// guard: installation: root's driver container
 	if unix.Lstat(root, &st) != nil || trusted.RootDirectory(&st) != nil || trusted.Above(root) != nil {
 		return false
 	}

@@ -51,7 +51,7 @@ var refused = []uint32{unix.SYS_CLONE3, unix.SYS_CONNECT}
 func denyRefused() error {
 	err := deny([]uint32{unix.SYS_CLONE3}, unix.ENOSYS)
 	if err == nil {
-		err = deny([]uint32{unix.SYS_CONNECT}, unix.ECONNREFUSED)
+		err = deny([]uint32{unix.SYS_CONNECT}, unix.ECONNREFUSED) // guard: probe: no connections
 	}
 	return err
 }
@@ -85,15 +85,16 @@ func allowList(pid, other uint32) []unix.SockFilter {
 	// Threads, but no processes.
 	const thread = unix.CLONE_VM | unix.CLONE_THREAD
 	program = append(program, jump(unix.BPF_JEQ, unix.SYS_CLONE, 0, 5), load(offsetArg0),
-		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: thread}, jump(unix.BPF_JEQ, thread, 0, 1), ok, denied)
+		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: thread}, jump(unix.BPF_JEQ, thread, 0, 1), ok, denied) // guard: probe: no processes of its own
 	// cuInit listens at a Unix socket with an abstract name, which no process of another network
 	// namespace can reach. No call connects a socket or sends to an address: that would reach
 	// containerd's, and with that the host.
+	// guard: probe: Unix sockets alone
 	program = append(program, jump(unix.BPF_JEQ, unix.SYS_SOCKET, 0, 4), load(offsetArg0), jump(unix.BPF_JEQ, unix.AF_UNIX, 0, 1), ok, denied)
 	// Of this process alone: root's other processes have the same user.
 	for _, call := range []uint32{unix.SYS_TGKILL, unix.SYS_PRLIMIT64, unix.SYS_SCHED_SETAFFINITY} {
 		program = append(program, jump(unix.BPF_JEQ, call, 0, 5), load(offsetArg0),
-			jump(unix.BPF_JEQ, pid, 1, 0), jump(unix.BPF_JEQ, 0, 0, 1), ok, denied)
+			jump(unix.BPF_JEQ, pid, 1, 0), jump(unix.BPF_JEQ, 0, 0, 1), ok, denied) // guard: probe: no signals to others
 	}
-	return append(program, ret(other))
+	return append(program, ret(other)) // guard: probe: system calls allowed
 }

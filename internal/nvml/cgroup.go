@@ -36,6 +36,7 @@ func checkCgroup(path string) error {
 	if fsys.Type != unix.CGROUP2_SUPER_MAGIC {
 		return fmt.Errorf("%s is %w", path, probe.ErrNotCgroup2)
 	}
+	// guard: probe: the cgroup that was meant
 	if err := unix.Lstat(path, &found); err != nil || found.Dev != given.Dev || found.Ino != given.Ino {
 		return fmt.Errorf("%s: %w", path, probe.ErrCgroupGone)
 	}

@@ -121,7 +121,7 @@ func (c *checkpointer) each(list []cudaProcess, from int, function string) error
 		state, rc := c.state(p)
 		if rc == 0 && state == from {
 			if rc = c.change(p, function); rc == 0 {
-				if err := c.undoOther(p, function); err != nil {
+				if err := c.undoOther(p, function); err != nil { // guard: probe: the process that was meant
 					return err
 				}
 			}

@@ -32,7 +32,7 @@ const maxTmpfs = "size=16m,nr_inodes=1k,mode=1777"
 // container wrote.
 func keptCapabilities(q probe.Questions) uint64 {
 	if q.AsksMemory() {
-		return 1 << unix.CAP_SYS_ADMIN
+		return 1 << unix.CAP_SYS_ADMIN // guard: probe: one capability when it limits memory
 	}
 	return 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_SYS_PTRACE
 }
@@ -59,15 +59,17 @@ func Confine(host config.Host, q probe.Questions, keep ...string) error {
 		}
 	}
 	// If the host runs out of memory, this process ends first.
+	// guard: probe: ends first without memory
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return err
 	}
+	// guard: probe: limit of memory
 	for what, limit := range map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_DATA: maxData} {
 		if err := unix.Setrlimit(what, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return os.NewSyscallError("setrlimit", err)
 		}
 	}
-	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
+	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil { // guard: probe: no network
 		return os.NewSyscallError("unshare", err)
 	}
 	if err := confineMounts(host, q, keep); err != nil {
@@ -119,12 +121,13 @@ func confineMounts(host config.Host, q probe.Questions, keep []string) error {
 		keep = append(keep, mount)
 	}
 	// The mounts that follow must not propagate to the host.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil { // guard: probe: private mounts
 		return &os.PathError{Op: "make private", Path: "/", Err: err}
 	}
-	if err := confineDev(filepath.Join(host.DevRoot, "dev")); err != nil {
+	if err := confineDev(filepath.Join(host.DevRoot, "dev")); err != nil { // guard: probe: NVIDIA's nodes alone
 		return err
 	}
+	// guard: probe: read-only mounts
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
 	err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &attr)
 	if errors.Is(err, unix.ENOSYS) {
@@ -149,7 +152,7 @@ func confineMounts(host config.Host, q probe.Questions, keep []string) error {
 		}
 	}
 	ids := append(slices.Clone(q.Suspend), q.Resume...)
-	return confineProc(ids)
+	return confineProc(ids) // guard: probe: the container's processes alone
 }
 
 // allowCgroups makes the cgroups writable, in which NVML changes the files of the controller dmem:
@@ -335,7 +338,7 @@ func dropCapabilities(kept uint64) error {
 		if err != nil {
 			return os.NewSyscallError("prctl", err)
 		}
-		if has == 1 && kept&(1<<capability) == 0 {
+		if has == 1 && kept&(1<<capability) == 0 { // guard: probe: two capabilities
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err != nil {
 				return fmt.Errorf("drop capability %d: %w", capability, err)
 			}

@@ -26,7 +26,7 @@ func useDevRoot(devRoot string) error {
 // denyAllBut denies the process the calls that NVML must not make, except those in allowed.
 func denyAllBut(allowed []uint32) error {
 	calls := slices.DeleteFunc(slices.Clone(denied), func(call uint32) bool { return slices.Contains(allowed, call) })
-	if err := deny(calls, unix.EPERM); err != nil {
+	if err := deny(calls, unix.EPERM); err != nil { // guard: probe: system calls denied
 		return fmt.Errorf("keep NVML from starting programs and making device nodes: %w", err)
 	}
 	return nil
@@ -75,6 +75,8 @@ func jump(condition uint16, k uint32, yes, no int) unix.SockFilter {
 // architecture's table (seccomp(2)).
 func filter(calls []uint32, errno unix.Errno) []unix.SockFilter {
 	n := len(calls)
+	// guard: probe: x32 calls denied
+	// guard: probe: other architectures
 	program := []unix.SockFilter{load(offsetArch), jump(unix.BPF_JEQ, auditArch, 0, n+3), load(offsetNumber), jump(unix.BPF_JGE, x32, n+1, 0)}
 	for i, call := range calls {
 		program = append(program, jump(unix.BPF_JEQ, call, n-i, 0))

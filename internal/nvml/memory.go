@@ -65,7 +65,7 @@ func withMemory(host config.Host, q probe.Questions, fn func(memory) error) erro
 	if err != nil {
 		return err
 	}
-	if !IsConfined(q) {
+	if !IsConfined(q) { // guard: probe: confined when it limits memory
 		return errors.New("this program is not confined: only nvidia-shimctl probe may start it")
 	}
 	if err := limitCalls(); err != nil {
@@ -110,7 +110,7 @@ func (m memory) setAll(limits []probe.MemoryLimit) (use []probe.MemoryUse, err e
 	for i, want := range limits {
 		now, err := list[i].set(want)
 		if err != nil { // part of it may have happened
-			return nil, errors.Join(err, restore(list[:i+1]))
+			return nil, errors.Join(err, restore(list[:i+1])) // guard: probe: a failure restores limits
 		}
 		use = append(use, now)
 	}
@@ -197,7 +197,7 @@ func (l limited) check(want probe.MemoryLimit) error {
 		return fmt.Errorf("%s: %w", l.name, r.err)
 	case mig == nvml.DEVICE_MIG_ENABLE:
 		return fmt.Errorf("%s has MIG mode enabled, in which the driver counts no memory: %w", l.name, probe.ErrNotLimitable)
-	case known && persistence == nvml.FEATURE_DISABLED:
+	case known && persistence == nvml.FEATURE_DISABLED: // guard: probe: no limit that would be forgotten
 		return fmt.Errorf("%s: %w, and the driver would forget the limit: start nvidia-persistenced, or nvidia-smi -pm 1", l.name, probe.ErrNotPersistent)
 	case want.Soft > want.Hard:
 		return fmt.Errorf("%s: %w: %d bytes are wanted, and at most %d", l.name, probe.ErrInvalidLimit, want.Soft, want.Hard)
@@ -215,6 +215,7 @@ func (l limited) set(want probe.MemoryLimit) (probe.MemoryUse, error) {
 		return probe.MemoryUse{}, l.failure("set the memory limit", ret)
 	}
 	now, _, err := l.read(want.UUID)
+	// guard: probe: limits are read back
 	if err == nil && (!isSame(now.Soft, want.Soft) || !isSame(now.Hard, want.Hard)) {
 		err = fmt.Errorf("%s: %w: soft %d and hard %d bytes were set, %d and %d are reported", l.name, probe.ErrNotKept, want.Soft, want.Hard, now.Soft, now.Hard)
 	}

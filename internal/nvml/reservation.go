@@ -89,7 +89,7 @@ func (r reservation) take(needs map[string]uint64) (others map[string]uint64, er
 			return nil, fmt.Errorf("what other processes move is unknown: %w", err)
 		}
 		for key, bytes := range theirs {
-			others[key] += bytes
+			others[key] += bytes // guard: probe: memory reserved
 		}
 	}
 	return others, nil
@@ -107,6 +107,7 @@ func readReservation(name string) (needs map[string]uint64, err error) {
 	}
 	defer f.Close()
 	for range 20 {
+		// guard: probe: reserved by the living
 		if err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
 			return nil, nil
 		}

@@ -54,7 +54,7 @@ func Suspend(host config.Host, q probe.Questions) (moved []int, memory probe.Mem
 // addUsed adds the GPU memory of the processes.
 func addUsed(host config.Host, q probe.Questions, memory probe.Memory) error {
 	return eachUse(host, q, func(d gpuDevice, p Process) error {
-		if p.Memory == nil {
+		if p.Memory == nil { // guard: probe: memory known
 			return fmt.Errorf("NVML does not report how much memory process %d has on GPU %d", p.PID, d.index)
 		}
 		if memory[p.PID] == nil {
@@ -168,7 +168,7 @@ func devices(host config.Host, addresses []string) (list []gpuDevice, err error)
 		switch {
 		case mayUse && g.Error != "":
 			d.err = fmt.Errorf("GPU %d: %s", d.index, g.Error)
-		case mayUse && d.unlisted != "":
+		case mayUse && d.unlisted != "": // guard: probe: processes listed
 			d.err = fmt.Errorf("NVML does not list the %s of GPU %d: this GPU or driver does not support it", d.unlisted, d.index)
 		}
 		list = append(list, d)
@@ -181,6 +181,7 @@ func devices(host config.Host, addresses []string) (list []gpuDevice, err error)
 		}
 	}
 	for _, address := range addresses {
+		// guard: probe: GPUs listed
 		if !slices.ContainsFunc(list, func(d gpuDevice) bool { return d.address == address }) {
 			return nil, fmt.Errorf("NVML does not list GPU %s: %s", address, cmp.Or(s.Error, "it may be lost, or unbound from the driver"))
 		}
@@ -234,7 +235,7 @@ func withCheckpointer(host config.Host, q probe.Questions, fn func(*checkpointer
 	if err != nil {
 		return nil, err
 	}
-	if !IsConfined(q) {
+	if !IsConfined(q) { // guard: probe: confined when it suspends
 		return nil, errors.New("this program is not confined: only nvidia-shimctl probe may start it")
 	}
 	if err := limitCalls(); err != nil {

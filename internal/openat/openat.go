@@ -15,14 +15,14 @@ type Way uint64
 
 const (
 	// inRoot keeps every name in the root, as chroot does.
-	inRoot Way = unix.RESOLVE_IN_ROOT
+	inRoot Way = unix.RESOLVE_IN_ROOT // guard: image: inside its root
 	// Links follows links inside the root, but no magic ones, and crosses mounts: for trees of an
 	// administrator.
-	Links = inRoot | unix.RESOLVE_NO_MAGICLINKS
+	Links = inRoot | unix.RESOLVE_NO_MAGICLINKS // guard: records: no magic link
 	// NoLinks crosses mounts. A link is ELOOP.
-	NoLinks = inRoot | unix.RESOLVE_NO_SYMLINKS
+	NoLinks = inRoot | unix.RESOLVE_NO_SYMLINKS // guard: image: no link followed by the kernel
 	// OneMount is for images: a link is ELOOP, and another mount EXDEV.
-	OneMount = NoLinks | unix.RESOLVE_NO_XDEV
+	OneMount = NoLinks | unix.RESOLVE_NO_XDEV // guard: image: no other mount
 )
 
 var (
@@ -74,9 +74,9 @@ func Path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 // if it has more than maxSize bytes, or that of the file's host.
 func Reader(fd int, st *unix.Stat_t, maxSize int64) (File, error) {
 	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+	case st.Mode&unix.S_IFMT != unix.S_IFREG: // guard: image: only regular files
 		return File{}, ErrNotRegular
-	case st.Size > maxSize:
+	case st.Size > maxSize: // guard: records: size
 		return File{}, fmt.Errorf("%w %d bytes", ErrTooLarge, maxSize)
 	}
 	at, err := unix.Open(Path(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
@@ -136,7 +136,7 @@ func ReadDir(fd int, limit int) ([]string, error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
-	if len(names) > limit {
+	if len(names) > limit { // guard: image: directory size
 		return names[:limit], fmt.Errorf("%w %d entries", ErrTooLarge, limit)
 	}
 	return names, err

@@ -131,13 +131,14 @@ func openDir(devRoot, dir string, create bool) (int, error) {
 
 // openTrusted opens a directory that only root can change.
 func openTrusted(dir int, name, real string) (int, error) {
+	// guard: root's files: no link for directories of nodes
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &fs.PathError{Op: "open", Path: real, Err: err}
 	}
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
-		err = trusted.RootDirectory(&st)
+		err = trusted.RootDirectory(&st) // guard: root's files: directories of nodes
 	}
 	if err != nil {
 		unix.Close(fd)

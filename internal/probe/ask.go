@@ -130,7 +130,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	if err := stdout.SetReadDeadline(deadline); err != nil {
 		return a, err
 	}
-	output := &io.LimitedReader{R: stdout, N: maxOutput}
+	output := &io.LimitedReader{R: stdout, N: maxOutput} // guard: probe: size of the answer
 	a, refused, decoded := readAnswers(q, output, ready)
 	ready.Close()  // ends a process that waits
 	stdout.Close() // makes a process that still writes fail
@@ -153,8 +153,8 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 // command returns the command that runs the program.
 func command(path string, stdin, stdout *os.File, stderr io.Writer) *exec.Cmd {
 	cmd := exec.Command(path, "probe", "--questions")
-	cmd.Args[0] = programName // as shown in process lists
-	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Args[0] = programName          // as shown in process lists
+	cmd.Env, cmd.Dir = []string{}, "/" // guard: probe: empty environment
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return cmd
@@ -223,7 +223,7 @@ func ReadQuestions(stdin io.Reader) (q Questions, err error) {
 type firstOutput []byte
 
 func (f *firstOutput) Write(p []byte) (int, error) {
-	*f = append(*f, p[:min(len(p), maxOutput-len(*f))]...)
+	*f = append(*f, p[:min(len(p), maxOutput-len(*f))]...) // guard: probe: size of the messages
 	return len(p), nil
 }
 
@@ -245,7 +245,7 @@ func besideSelf(name string) (string, error) {
 	if err := unix.Lstat(path, &st); err != nil {
 		return "", fmt.Errorf("%s is not beside the shim: install it at %s: %w", name, path, err)
 	}
-	if err := trusted.File(&st); err != nil {
+	if err := trusted.File(&st); err != nil { // guard: root's files: probe
 		return "", fmt.Errorf("%s %w", path, err)
 	}
 	return path, nil

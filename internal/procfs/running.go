@@ -55,7 +55,7 @@ func (f FS) Running(name string) []Process {
 
 // read returns a process, or an error if it is none of the host.
 func (f FS) read(pid int) (p Process, err error) {
-	if !f.isRoot(pid) || !f.sharesNamespaces(pid) {
+	if !f.isRoot(pid) || !f.sharesNamespaces(pid) { // guard: processes: root with CAP_SYS_ADMIN
 		return p, fmt.Errorf("process %d is not root of this host", pid)
 	}
 	p.PID = pid
@@ -85,7 +85,7 @@ func (f FS) readProgram(p *Process) error {
 	if err := errors.Join(err1, err2, unix.Stat(exe, &p.file)); err != nil {
 		return err
 	}
-	if err := trusted.RootFile(&p.file); err != nil {
+	if err := trusted.RootFile(&p.file); err != nil { // guard: processes: root's program
 		return fmt.Errorf("%s %w", link, err)
 	}
 	link, p.replaced = strings.CutSuffix(link, deleted)
@@ -94,10 +94,10 @@ func (f FS) readProgram(p *Process) error {
 		return fmt.Errorf("%s is not below %s", link, top)
 	}
 	p.Program = "/" + below
-	if p.replaced && p.file.Nlink > 0 || !p.replaced && !p.isFile(root+p.Program) {
+	if p.replaced && p.file.Nlink > 0 || !p.replaced && !p.isFile(root+p.Program) { // guard: processes: same file
 		return fmt.Errorf("%s is another file", link)
 	}
-	return trusted.Above(root + p.Program)
+	return trusted.Above(root + p.Program) // guard: processes: directories of the program
 }
 
 func (p Process) isFile(name string) bool {
@@ -132,14 +132,14 @@ func (f FS) isRoot(pid int) bool {
 // sharesNamespaces reports whether a process sees the file tree and the processes of process 1, and
 // the users of its user namespace.
 func (f FS) sharesNamespaces(pid int) bool {
-	for _, kind := range []string{"mnt", "user", "pid"} {
+	for _, kind := range []string{"mnt", "user", "pid"} { // guard: processes: namespaces of process 1
 		if !f.sharesNamespace(pid, f.first(), kind) {
 			return false
 		}
 	}
 	theirs, err1 := os.Stat(f.Path(pid, "root"))
 	root, err2 := os.Stat(filepath.Join(string(f), f.first(), "root"))
-	return err1 == nil && err2 == nil && os.SameFile(theirs, root)
+	return err1 == nil && err2 == nil && os.SameFile(theirs, root) // guard: processes: its root directory
 }
 
 // first returns the directory of process 1. If this process may not read it, because that process

@@ -60,7 +60,7 @@ func (v Version) AtLeast(major, minor, patch int) bool {
 // upstream returns the version that upstream gave it. Debian writes "~rc1" for "-rc.1".
 func (v Version) upstream() string {
 	text := fmt.Sprintf("v%d.%d.%d", v.Major, v.Minor, v.Patch)
-	if m := preRelease().FindStringSubmatch(v.Suffix); m != nil {
+	if m := preRelease().FindStringSubmatch(v.Suffix); m != nil { // guard: advisories: pre-releases
 		text += "-" + m[1] + "." + cmp.Or(strings.TrimLeft(m[2], "0"), "0")
 	}
 	return text

@@ -37,7 +37,7 @@ func (s *Server) readStatus() (*status.Status, error) {
 	if reading != nil {
 		select {
 		case <-reading:
-		case <-time.After(statusLimit):
+		case <-time.After(statusLimit): // guard: serve: time limit of the status
 			return nil, fmt.Errorf("the status of this host was not read within %s", statusLimit)
 		}
 	}
@@ -66,7 +66,7 @@ func limited(ask gpuinject.Ask, every time.Duration) gpuinject.Ask {
 	return func(q question.Questions) question.Answers {
 		mu.Lock()
 		defer mu.Unlock()
-		if time.Since(last) < every {
+		if time.Since(last) < every { // guard: serve: questions to NVML
 			return question.Answers{FactsError: fmt.Sprintf("NVML was asked less than %s ago: try again", every)}
 		}
 		defer func() { last = time.Now() }()

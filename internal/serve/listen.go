@@ -59,9 +59,10 @@ func Run(ctx context.Context, listener net.Listener, handler http.Handler) error
 	defer stop()
 	server := &http.Server{
 		Handler: withoutBody(handler), MaxHeaderBytes: maxHeader,
-		ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, // guard: serve: slow and idle clients
 	}
 	ended := make(chan error, 1)
+	// guard: serve: 64 connections
 	go func() { ended <- server.Serve(netutil.LimitListener(listener, maxConnections)) }()
 	select {
 	case err := <-ended:
@@ -80,7 +81,7 @@ func Run(ctx context.Context, listener net.Listener, handler http.Handler) error
 // what a client sends after the answer.
 func withoutBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength != 0 {
+		if r.ContentLength != 0 { // guard: serve: bodies
 			w.Header().Set("Connection", "close")
 			http.Error(w, "send no body", http.StatusRequestEntityTooLarge)
 			return

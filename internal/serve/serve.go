@@ -75,7 +75,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		if err != nil {
 			host = strings.Trim(r.Host, "[]")
 		}
-		if s.Loopback && host != "localhost" && net.ParseIP(host) == nil {
+		if s.Loopback && host != "localhost" && net.ParseIP(host) == nil { // guard: serve: host name
 			http.Error(w, "use the address of this host, or localhost", http.StatusForbidden)
 			return
 		}

@@ -45,7 +45,7 @@ func RootFile(st *unix.Stat_t) error {
 	if err := check(st, unix.S_IFREG, 0); err != nil {
 		return err
 	}
-	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 { // guard: root's files: no set-user-id
 		return errors.New("is set-user-id or set-group-id")
 	}
 	return nil
@@ -103,13 +103,13 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 	switch {
 	case st.Mode&unix.S_IFMT != kind && kind == unix.S_IFDIR:
 		return errors.New("is not a directory")
-	case st.Mode&unix.S_IFMT != kind:
+	case st.Mode&unix.S_IFMT != kind: // guard: root's files: type
 		return errors.New("is not a regular file")
 	case st.Uid == unmapped && st.Uid != owner:
 		return fmt.Errorf("is owned by uid %d: chown it to root, or if this is a user namespace, where that uid stands for every unmapped one, mount it with root mapped", st.Uid)
-	case st.Uid != 0 && st.Uid != owner:
+	case st.Uid != 0 && st.Uid != owner: // guard: root's files: owner
 		return fmt.Errorf("is owned by uid %d: chown it to root", st.Uid)
-	case WritableByOthers(st.Mode):
+	case WritableByOthers(st.Mode): // guard: root's files: mode
 		return fmt.Errorf("is writable by users other than root (mode %04o): chmod go-w it", st.Mode&0o7777)
 	}
 	return nil
@@ -119,7 +119,7 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 // fstat(2). It does not follow a link in the last component, and does not wait for a writer of a
 // FIFO.
 func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
-	fd, err := rawio.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK)
+	fd, err := rawio.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK) // guard: root's files: no link
 	if err != nil {
 		return nil, st, err
 	}
@@ -127,7 +127,7 @@ func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
 	if err = unix.Fstat(fd, &st); err == nil {
 		err = File(&st)
 	}
-	if err == nil && st.Size > maxSize {
+	if err == nil && st.Size > maxSize { // guard: root's files: size
 		err = fmt.Errorf("is larger than %d bytes", maxSize)
 	}
 	if err != nil {

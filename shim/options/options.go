@@ -65,7 +65,7 @@ func Translate(message *anypb.Any) (Options, error) {
 			return Options{}, err
 		}
 	default:
-		if message.GetTypeUrl() == "" && len(message.GetValue()) == 0 {
+		if message.GetTypeUrl() == "" && len(message.GetValue()) == 0 { // guard: shim: unknown options refused
 			return out, nil
 		}
 		return Options{}, fmt.Errorf("runtime options of type %.256q are not supported: use containerd.runc.v1.Options, or runtimeoptions.v1.Options with runc's keys: %w",

@@ -261,6 +261,7 @@ func (inv Inventory) faultyMIGOf(gpu GPU) []MIGFault {
 
 // IsWhole reports whether the GPU is not MIG-partitioned, so that a container can use all of it.
 func (inv Inventory) IsWhole(gpu GPU) bool {
+	// guard: grant: no whole GPU whose MIG devices are faulty
 	return len(inv.InstancesOf(gpu)) == 0 && inv.Withheld(gpu) == 0 && len(inv.faultyMIGOf(gpu)) == 0
 }
 

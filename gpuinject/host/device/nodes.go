@@ -35,10 +35,10 @@ type Node struct {
 // not a character device is an error. The node's Path is not set.
 func StatNode(name string) (Node, error) {
 	var st unix.Stat_t
-	if err := unix.Lstat(name, &st); err != nil {
+	if err := unix.Lstat(name, &st); err != nil { // guard: devices: no link
 		return Node{}, fmt.Errorf("device node: %w", &fs.PathError{Op: "lstat", Path: name, Err: err})
 	}
-	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFCHR {
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFCHR { // guard: devices: character devices
 		return Node{}, fmt.Errorf("device node %s is %s, not a character device", name, cmp.Or(fileTypes[kind], "a special file"))
 	}
 	rdev := uint64(st.Rdev) //nolint:unconvert // 32 bits on some architectures
@@ -84,6 +84,8 @@ func verify(cfg config.Host, w wanted) (Node, error) {
 		return Node{}, &FixError{err.Error(), fix, nil}
 	case len(w.majors) == 0:
 		return Node{}, &FixError{fmt.Sprintf("device node %s is there, but no driver %q in /proc/devices", node.HostPath, w.driver), "load its kernel module", nil}
+	// guard: devices: driver's numbers
+	// guard: devices: minor number
 	case slices.Contains(w.majors, node.Major) && (w.minors == nil || slices.Contains(w.minors, node.Minor)):
 		return node, nil
 	case w.replaceable:
@@ -140,7 +142,7 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 	}
 	var nodes []Node
 	for _, w := range inv.wanted(set, caps, majors) {
-		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, config.Display) {
+		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, config.Display) { // guard: devices: display ones
 			continue
 		}
 		node, err := verify(inv.Config, w)

@@ -30,7 +30,7 @@ func ReadFile(name string) ([]byte, error) {
 	if err != nil {
 		err = &os.PathError{Op: "read", Path: name, Err: err}
 	}
-	if err == nil && len(data) > maxFile {
+	if err == nil && len(data) > maxFile { // guard: parsers: procfs
 		err = fmt.Errorf("read %s: file too large", name)
 	}
 	return data, err

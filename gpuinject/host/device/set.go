@@ -118,6 +118,7 @@ func (inv Inventory) Given(list []devnode.Number) (Set, error) {
 		})
 	}
 	for _, gpu := range inv.GPUs {
+		// guard: grant: no partitioned GPU by its node
 		if gpu.Minor >= 0 && has(gpuDriver(majors), gpu.Minor) && inv.IsWhole(gpu) {
 			s.AddGPU(gpu)
 		}

@@ -37,7 +37,7 @@ type Stamp struct {
 func (s Stamp) IsContentOf(st unix.Stat_t) bool {
 	now := newStamp(s.Path, st)
 	now.Ctime = s.Ctime
-	return s.Inode != 0 && now == s
+	return s.Inode != 0 && now == s // guard: view: files of the loaded driver as they were
 }
 
 // settling is the time within which two changes can get the same timestamp: the kernel's clock for

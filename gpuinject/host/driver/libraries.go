@@ -88,7 +88,7 @@ func (s *Search) beside(dir string, names []string) {
 		_, known := kindOf(stem)
 		switch file := path.Join(dir, name); {
 		case !ok || version != s.files.Version || !strings.HasPrefix(name, "lib"):
-		case isNeverGiven(stem):
+		case isNeverGiven(stem): // guard: root's files: libraries never given
 			s.leaveOut(file, "containers never get it")
 		case !known:
 			s.library(file)
@@ -139,6 +139,7 @@ func (s *Search) library(found string) {
 func namesSame(found, file string) bool {
 	stem, _, _ := SplitName(found)
 	same, version, ok := SplitName(file)
+	// guard: root's files: driver's version
 	return ok && stem == same && strings.Contains(version, ".") && isNumeric(version)
 }
 
@@ -154,7 +155,7 @@ func (s *Search) isCandidate(file string) bool {
 // take adds a library that was found in dir, unless there is already one for the same programs.
 // Libraries with a place of their own are all taken. An error says why the library is not taken.
 func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
-	if err := trusted.RootFile(&f.st); err != nil {
+	if err := trusted.RootFile(&f.st); err != nil { // guard: root's files: driver's libraries
 		return err
 	}
 	lib.Path = f.host

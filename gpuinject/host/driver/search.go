@@ -189,7 +189,7 @@ func (s *Search) Exists(name string) bool {
 
 // Read returns the content of a file, if there is one and it may be used.
 func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
-	f, ok := s.find(name, trusted.RootFile)
+	f, ok := s.find(name, trusted.RootFile) // guard: root's files: driver's ld.so.cache
 	if !ok {
 		return nil, false
 	}

@@ -41,16 +41,16 @@ func LocateSocket(root, dir, name string, pipe bool) (host string, err error) {
 	defer parent.close()
 	kind, link := socket.Mode&unix.S_IFMT, path.Join(parent.host, path.Base(dir))
 	switch {
-	case d.host != link:
+	case d.host != link: // guard: sockets: no link
 		return "", errSocket(link, "is a symbolic link")
-	case trusted.WritableByOthers(d.st.Mode):
+	case trusted.WritableByOthers(d.st.Mode): // guard: sockets: mode
 		return "", errSocket(d.host, "is writable by users other than its owner")
-	case kind != unix.S_IFSOCK && (!pipe || kind != unix.S_IFIFO):
+	case kind != unix.S_IFSOCK && (!pipe || kind != unix.S_IFIFO): // guard: sockets: type
 		return "", errSocket(file, "is not a socket")
-	case socket.Uid != 0 && socket.Uid != d.st.Uid:
+	case socket.Uid != 0 && socket.Uid != d.st.Uid: // guard: sockets: owner
 		return "", errSocket(file, fmt.Sprintf("is owned by uid %d, not by root or the owner of its directory", socket.Uid))
 	}
-	return d.host, checkAbove(d.host, d.st.Uid)
+	return d.host, checkAbove(d.host, d.st.Uid) // guard: sockets: directories above
 }
 
 // checkAbove checks the directories above one that uid owns.

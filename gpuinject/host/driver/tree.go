@@ -44,6 +44,7 @@ func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
 // device or FIFO could have an effect. Links are followed inside the root. Mounts are crossed,
 // because the driver may be on one: a squashfs at /usr/local/nvidia.
 func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
+	// guard: root's files: links inside the driver root
 	if fd, st, err = openat.Stat(t.fd, name, 0, openat.Links); err != nil {
 		t.keep(err)
 		err = &fs.PathError{Op: "open", Path: t.host(name), Err: err}
@@ -96,7 +97,7 @@ func searchable(st *unix.Stat_t) error {
 	// to root.
 	dir := *st
 	dir.Mode &^= 0o020
-	return trusted.RootDirectory(&dir)
+	return trusted.RootDirectory(&dir) // guard: root's files: driver's directories
 }
 
 // usable returns an error unless a file or directory may be given to a container.
@@ -104,7 +105,7 @@ func usable(st *unix.Stat_t) error {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return trusted.RootDirectory(st)
 	}
-	return trusted.RootFile(st)
+	return trusted.RootFile(st) // guard: root's files: driver's data
 }
 
 // Locate returns the host path of another file or directory below root. Links are followed inside

@@ -163,7 +163,7 @@ func confine(q probe.Questions, path string) error {
 		return err
 	}
 	if q.AsksMemory() {
-		lock, err := lockHost(cfg.Host, q.Timeout)
+		lock, err := lockHost(cfg.Host, q.Timeout) // guard: probe: one process sets limits
 		if err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func watch(q probe.Questions) error {
 // lockHost takes the lock of those that ask NVML. It is nil for users that cannot use the state
 // directory, which the shim makes before it asks.
 func lockHost(host config.Host, limit time.Duration) (*os.File, error) {
-	if _, err := os.Lstat(host.StateDir); err != nil || os.Geteuid() != 0 {
+	if _, err := os.Lstat(host.StateDir); err != nil || os.Geteuid() != 0 { // guard: probe: one process asks NVML
 		return nil, nil
 	}
 	return lockNVML(host.StateDir, limit)
@@ -281,7 +281,7 @@ func lockNVML(stateDir string, limit time.Duration) (*os.File, error) {
 		holder, until := readHolder(name)
 		waited := time.Since(start)
 		switch {
-		case holder == 0 && waited > min(limit, strangerTimeout):
+		case holder == 0 && waited > min(limit, strangerTimeout): // guard: probe: a lock that another program holds
 			if lock, err = os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
 				return nil, err
 			}
@@ -328,7 +328,7 @@ func readHolder(name string) (pid int, until time.Time) {
 	if err == nil {
 		now, err = procfs.Host.ID(pid)
 	}
-	if err != nil || now.Start != start {
+	if err != nil || now.Start != start { // guard: probe: the same process holds it
 		return 0, time.Time{}
 	}
 	return pid, time.Unix(0, nanoseconds)
