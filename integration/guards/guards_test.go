@@ -3,7 +3,6 @@ package guards
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -27,11 +26,10 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// guard is a guard of the product.
+// guard is a row of the table with the file that has its mark, and the package and name of its test.
 type guard struct {
-	name, file string
-	dir, test  string                              // the package and the name of its test
-	remove     func(source string) (string, error) // returns the source of its file without it
+	name, file, dir, test string
+	row                   []string
 }
 
 // load joins the rows of the table to the marks of the product.
@@ -44,31 +42,17 @@ func load(t *testing.T) []guard {
 			t.Errorf("%q: a row has two to four texts, and its guard one mark in the source", row)
 			continue
 		}
-		list = append(list, newGuard(row[0], files[row[0]], row[1], func(source string) (string, error) {
-			return remove(source, row)
-		}))
+		dir, test, ok := strings.Cut(row[1], " ")
+		if !ok {
+			dir, test = path.Dir(files[row[0]]), dir
+		}
+		list = append(list, guard{row[0], files[row[0]], dir, test, row})
 		delete(files, row[0])
 	}
 	for name, file := range files {
 		t.Errorf("%s has a mark without a row: %s", file, name)
 	}
-	for _, u := range rest {
-		list = append(list, newGuard(u.name, u.file, u.test, func(source string) (string, error) {
-			if n := strings.Count(source, u.old); n != 1 {
-				return "", fmt.Errorf("%q is there %d times", u.old, n)
-			}
-			return strings.Replace(source, u.old, u.new, 1), nil
-		}))
-	}
 	return list
-}
-
-func newGuard(name, file, test string, remove func(string) (string, error)) guard {
-	dir, test, ok := strings.Cut(test, " ")
-	if !ok {
-		dir, test = path.Dir(file), dir
-	}
-	return guard{name, file, dir, test, remove}
 }
 
 // markedFiles returns the file of each guard that is marked.
@@ -117,7 +101,7 @@ func overlay(t *testing.T, list ...guard) string {
 			check(t, err)
 			sources[g.file] = string(data)
 		}
-		source, err := g.remove(sources[g.file])
+		source, err := remove(sources[g.file], g.row)
 		if err != nil {
 			t.Errorf("%s: %s: %v", g.name, g.file, err)
 			continue

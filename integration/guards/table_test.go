@@ -370,9 +370,3 @@ var table = [][]string{
 	{"probe: NVML's answer of this boot", "TestAnAnswerIsKeptUntilItMayBeAnother", "k.Key != key(h.Inventory.Found())"},
 	{"memory: no start without the limit", "TestALimitThatCannotBeSet", "err = refuseLimits(err, m.limits)", "err = nil"},
 }
-
-// unmarked is a guard that has no mark yet: a text of its file, what it is without the guard, and
-// the test.
-type unmarked struct{ name, file, old, new, test string }
-
-var rest = []unmarked{}
