@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 )
 
 // cgroupRoot is the hierarchy of cgroup v2, or has those of v1 in directories.
@@ -44,4 +47,27 @@ func removeCgroup(ctx context.Context, path string) {
 			return
 		}
 	}
+}
+
+// cgroupsPath returns the container's cgroup path in config.json. An invalid file has none: runc
+// reports it.
+func cgroupsPath(c gpuinject.Container) string {
+	if c.Bundle != nil {
+		return c.Bundle.Spec.Linux.CgroupsPath
+	}
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	_ = json.Unmarshal(c.Raw, &spec)
+	return spec.Linux.CgroupsPath
+}
+
+// systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
+// the wrong cgroup driver fails, or puts the container into a cgroup of that literal name outside
+// its pod's (runc libcontainer/specconv, specconvCgroupsPath; gVisor issue 13301).
+func systemdUnit(cgroupsPath string) bool {
+	parts := strings.Split(cgroupsPath, ":")
+	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice"))
 }

@@ -2,9 +2,7 @@ package shim
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -12,7 +10,6 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -109,38 +106,6 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.
 	var err error
 	r.Options, err = anypb.New(opts.Runc)
 	return err
-}
-
-// cgroupsPath returns the container's cgroup path in config.json. An invalid file has none: runc
-// reports it.
-func cgroupsPath(c gpuinject.Container) string {
-	if c.Bundle != nil {
-		return c.Bundle.Spec.Linux.CgroupsPath
-	}
-	var spec struct {
-		Linux struct {
-			CgroupsPath string `json:"cgroupsPath"`
-		} `json:"linux"`
-	}
-	_ = json.Unmarshal(c.Raw, &spec)
-	return spec.Linux.CgroupsPath
-}
-
-// systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
-// the wrong cgroup driver fails, or puts the container into a cgroup of that literal name outside
-// its pod's (runc libcontainer/specconv, specconvCgroupsPath; gVisor issue 13301).
-func systemdUnit(cgroupsPath string) bool {
-	parts := strings.Split(cgroupsPath, ":")
-	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice"))
-}
-
-// recovered is deferred. It turns a panic over hostile input into an error: this process manages
-// every container of a pod.
-func recovered(err *error) {
-	if p := recover(); p != nil { // guard: shim: panics recovered
-		log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
-		*err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
-	}
 }
 
 // createWithGPU decides what the container gets, makes the changes in the root file system and the

@@ -2,9 +2,12 @@ package shim
 
 import (
 	"errors"
+	"fmt"
+	"runtime/debug"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/log"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 )
@@ -34,4 +37,13 @@ func toGRPC(err error) error {
 		err = &classified{err: err, class: class}
 	}
 	return errgrpc.ToGRPC(err)
+}
+
+// recovered is deferred. It turns a panic over hostile input into an error: this process manages
+// every container of a pod.
+func recovered(err *error) {
+	if p := recover(); p != nil { // guard: shim: panics recovered
+		log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
+		*err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
+	}
 }

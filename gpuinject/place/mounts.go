@@ -5,9 +5,6 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-	"strings"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -178,12 +175,6 @@ func (ch *Changes) mountFile(f Bind, viewRoot string) {
 		f.Source = path.Join(viewRoot, f.Name)
 	}
 	ch.Mounts = append(ch.Mounts, Mount{f.Source, f.Destination, fileOptions, f.Made || f.Name != ""})
-}
-
-// isOwnMount reports whether an earlier injection into the same configuration added a mount.
-func isOwnMount(c Container, m specs.Mount) bool {
-	return strings.HasPrefix(m.Source, path.Join(c.Host.StateDir, "view")+"/") ||
-		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
 }
 
 // freePlace returns where in the image a link dest would be created, and whether something can be

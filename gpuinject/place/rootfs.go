@@ -161,3 +161,9 @@ func (r RootFS) CacheMountPoint() string {
 func IsBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
+
+// isOwnMount reports whether an earlier injection into the same configuration added a mount.
+func isOwnMount(c Container, m specs.Mount) bool {
+	return strings.HasPrefix(m.Source, path.Join(c.Host.StateDir, "view")+"/") ||
+		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
+}

@@ -21,13 +21,13 @@ var cycles = map[string]string{
 	"gpuinject/host/driver": "data files fresh kinds libraries search",
 	"gpuinject/image":       "compat inspect loader root write",
 	"gpuinject/ldcache":     "elf note",
-	"gpuinject/place":       "changes graphics loader mask mounts nodes rootfs view",
+	"gpuinject/place":       "changes graphics loader mounts rootfs view",
 	"gpuinject/request":     "classes list read request",
 	"internal/check":        "advisories check containerd docker health host node programs",
 	"internal/nvml":         "cuda facts live open read",
 	"internal/serve":        "history limit metrics nvidiadocker page serve",
 	"runtimeclass":          "backup configuration containerd daemon docker dump files find handler install k3s kind kubelet plan record toml unmarked",
-	"shim":                  "checkpoint pause service shutdown states",
+	"shim":                  "checkpoint memory pause service shutdown states",
 }
 
 // In the other packages a reader can go from file to file and never has to come back.

@@ -20,12 +20,6 @@ const (
 // an hour.
 const repeat = 50 * time.Minute
 
-// event is an event of the node, at the time of its report.
-type event struct {
-	kind, reason, message string
-	time                  time.Time
-}
-
 // report reports what is new since the last report. What the API server does not take is reported in
 // the next round.
 func (k *Keeper) report(ctx context.Context, findings []check.Finding, now time.Time) error {

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
@@ -42,4 +43,10 @@ type Keeper struct {
 	refused, findings, carried string
 	reported                   []event     // the last of each reason
 	ready                      atomic.Bool // the last round succeeded
+}
+
+// event is an event of the node, at the time of its report.
+type event struct {
+	kind, reason, message string
+	time                  time.Time
 }

@@ -2,31 +2,11 @@ package probe
 
 import (
 	"errors"
-	"math"
 	"os"
 )
 
 // CgroupFD is the descriptor of Questions.Cgroup in the program.
 const CgroupFD = 4
-
-// NoMemoryLimit is a MemoryLimit.Hard that limits nothing.
-const NoMemoryLimit = math.MaxUint64
-
-// MemoryLimit limits the memory of a GPU for the processes of a cgroup, in bytes. Soft 0 and Hard
-// NoMemoryLimit are no limit.
-type MemoryLimit struct {
-	UUID string `json:"uuid"`
-	// Soft is the memory that the cgroup should have at least, and Hard what it has at most.
-	Soft uint64 `json:"soft"`
-	Hard uint64 `json:"hard"`
-}
-
-// MemoryUse is what the driver says about the memory of a GPU for the processes of a cgroup.
-type MemoryUse struct {
-	MemoryLimit
-	// Used is in bytes.
-	Used uint64 `json:"used"`
-}
 
 // Causes of an error of SetMemoryLimits and ReadMemoryLimits. An error without any of them is one
 // of the driver, such as a lost GPU, or of the program.
@@ -62,9 +42,6 @@ var memoryErrors = []error{
 	ErrNoMemoryLimits, ErrNotLimitable, ErrNoController, ErrNotCgroup2, ErrCgroupGone,
 	ErrInvalidLimit, ErrBelowUse, ErrNotPersistent, ErrNotPermitted, ErrNotKept,
 }
-
-// AsksMemory reports whether memory limits are set or read.
-func (q Questions) AsksMemory() bool { return q.SetMemory != nil || q.ReadMemory != nil }
 
 // MemoryCause returns the text that names the cause of err, or "".
 func MemoryCause(err error) string {

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"time"
 
@@ -151,3 +152,25 @@ type Answers struct {
 	// NoKubelet is true if the kubelet's socket did not exist for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }
+
+// NoMemoryLimit is a MemoryLimit.Hard that limits nothing.
+const NoMemoryLimit = math.MaxUint64
+
+// MemoryLimit limits the memory of a GPU for the processes of a cgroup, in bytes. Soft 0 and Hard
+// NoMemoryLimit are no limit.
+type MemoryLimit struct {
+	UUID string `json:"uuid"`
+	// Soft is the memory that the cgroup should have at least, and Hard what it has at most.
+	Soft uint64 `json:"soft"`
+	Hard uint64 `json:"hard"`
+}
+
+// MemoryUse is what the driver says about the memory of a GPU for the processes of a cgroup.
+type MemoryUse struct {
+	MemoryLimit
+	// Used is in bytes.
+	Used uint64 `json:"used"`
+}
+
+// AsksMemory reports whether memory limits are set or read.
+func (q Questions) AsksMemory() bool { return q.SetMemory != nil || q.ReadMemory != nil }
