@@ -59,9 +59,9 @@ func newStamp(name string, st unix.Stat_t) Stamp {
 }
 
 // Fresh reports whether a new search with these arguments would find the same: the directories that
-// were read, and what the search depended on outside them, are in the state they were in. A file in
-// these directories is replaced, added or removed only by changing its directory, and a file changed
-// in place is the one that a view shows. It looks at metadata only.
+// and files that were read, and what the search depended on outside them, are in the state they were
+// in. Any other file in these directories is replaced, added or removed only by changing its
+// directory, and one changed in place is the one that a view shows. It looks at metadata only.
 func (f Files) Fresh(cfg config.Host, version string) bool {
 	if f.Format != format || f.Sum == "" || f.Version != version || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
 		return false
@@ -102,8 +102,9 @@ func sumOf(stamps []Stamp) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// dependsOn returns the stamps of the places that Fresh compares: of the directories that were read;
-// of files that are not in one of them, or were refused, so that a repair is noticed; and of names
+// dependsOn returns the stamps of the places that Fresh compares: of the directories and files that
+// were read, such as manifests; of files that are not in one of them, or were refused, so that a
+// repair is noticed; and of names
 // that were absent there. Of an absent path the first component that is missing is enough.
 func (s *Search) dependsOn() (places []Stamp) {
 	refused := map[string]bool{}

@@ -99,6 +99,18 @@ func TestFresh(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a manifest that was changed in place", func(t *testing.T) {
+		r := squashfs(t)
+		manifest := r.Write("etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+		files := r.settled()
+		if !files.Fresh(r.host, version) {
+			t.Fatal("not fresh")
+		}
+		r.Check(os.WriteFile(manifest, []byte("/opt/lib/libnvidia-opencl.so.1\n"), 0o644))
+		if files.Fresh(r.host, version) {
+			t.Error("fresh")
+		}
+	})
 	t.Run("a driver root that is a link is stale when the link changes", func(t *testing.T) {
 		a, b := squashfs(t), squashfs(t)
 		link := filepath.Join(t.TempDir(), "driver")

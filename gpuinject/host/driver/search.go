@@ -47,7 +47,7 @@ type Search struct {
 	*tree
 	files  Files
 	listed map[string][]string // results of Names
-	read   map[string]bool     // directories that were read, by their names and without links
+	read   map[string]bool     // directories and files that were read, by their names and without links
 	seen   map[string]bool     // library files examined, by real path and name
 	used   map[string]bool     // directories in which a library was found
 	others []string            // host paths of libcuda and libnvidia-ml in other versions
@@ -194,6 +194,7 @@ func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
 		return nil, false
 	}
 	defer f.close()
+	s.read[name], s.read[f.inner] = true, true
 	data, err := openat.Read(f.fd, &f.st, maxSize)
 	if err != nil {
 		s.keep(err)
