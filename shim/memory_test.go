@@ -46,10 +46,10 @@ type limitedHost struct {
 // shim asks the probe, which is recorded.
 func newLimitedHost(t *testing.T, variable, script string) *limitedHost {
 	t.Helper()
-	reap(t)
 	_ = unix.Unmount(cgroupRoot, unix.MNT_DETACH)
 	check(t, unix.Mount("cgroup2", cgroupRoot, "cgroup2", 0, ""))
 	h := &limitedHost{Driver: sim.New(t, sim.Options{GPUs: 1, Version: "615.78.08"})}
+	reap(t) // the simulated driver waits for ldconfig
 	h.cgroup = filepath.Join(cgroupRoot, "nvidia-shim-"+filepath.Base(h.Root)+fmt.Sprint(os.Getpid()))
 	check(t, os.Mkdir(h.cgroup, 0o755))
 	dir, err := os.Open(h.cgroup)
