@@ -55,15 +55,26 @@ func (docker) files(p *Plan, o Options, _ string) ([]configFile, error) {
 	return []configFile{file}, err
 }
 
+// checkDocker returns an error if this dockerd is not one for the shim, or does not know runtimes by
+// their type.
+func (p *Plan) checkDocker(o Options) error {
+	if err := p.Host.RefuseDocker(o.ConfigFile); err != nil {
+		return err
+	}
+	v := p.Host.Daemon
+	if v.Known() && !v.AtLeast(24, 0, 0) {
+		return fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
+	}
+	if !v.Known() {
+		p.note("dockerd's version is unknown (set it with --docker-version): Docker before 24.0 would start containers without their GPUs")
+	}
+	return nil
+}
+
 func (docker) register(p *Plan, o Options) (none edited, err error) {
 	r := o.Registration
-	if err := p.Host.RefuseDocker(o.ConfigFile); err != nil {
+	if err := p.checkDocker(o); err != nil {
 		return none, err
-	}
-	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
-		return none, fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
-	} else if !v.Known() {
-		p.note("dockerd's version is unknown (set it with --docker-version): Docker before 24.0 would start containers without their GPUs")
 	}
 	file, config, err := p.readDocker(o.ConfigFile)
 	if err != nil {
@@ -102,10 +113,10 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 	if err := p.offerCDI(o, file.name, config); err != nil {
 		return none, err
 	}
-	name, _ := before["default-runtime"].(string)
 	if r.Default && p.Host.Default != "" {
 		return none, fmt.Errorf("dockerd is started with --default-runtime %s, and does not start if %s has a default, too: remove the flag from its unit (systemctl cat docker), or leave out --set-default", p.Host.Default, file.name)
 	}
+	name, _ := before["default-runtime"].(string)
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	} else if now[name].Ours() && !o.DropDefault {

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime/debug"
@@ -120,29 +121,22 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	// guard: shim: no checkpoints of pods
 	kept.checkpoints = c.Config.Policy.AllowCheckpoints && !c.Input.Container.Kubernetes
 	kept.suspendsGPU, kept.bundle, kept.held = c.SuspendsGPU, r.Bundle, probe.Memory{}
-	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
 	defer func() {
-		// A container that could not be destroyed stays registered, so that Start refuses it.
-		if err != nil && destroyed {
-			kept.restoration.mask.Close()
-			unmountRootfs(ctx, kept.rootfs)
-			s.remove(r.ID)
+		if err != nil && destroyed { // otherwise it stays registered, so that Start refuses it
+			s.giveUp(ctx, r.ID, kept)
 		}
 	}()
-	if len(r.Rootfs) > 0 {
-		if kept.rootfs, err = mountRootfs(r); err != nil {
-			return nil, err
-		}
-		rootPath = kept.rootfs
-		s.update(r.ID, kept)
+	if kept.rootfs, err = mountRootfs(r); err != nil {
+		return nil, err
 	}
+	s.update(r.ID, kept)
+	rootPath := cmp.Or(kept.rootfs, c.Bundle.RootPath()) // containerd's client may have mounted it
 	plan, mask, err := inject(c, rootPath, r)
 	if err != nil {
 		return nil, err
 	}
-	kept.hasGPU, kept.gpus, kept.addresses = plan.GPU, exchangeable(plan), plan.Proc.GPUs
-	kept.memory = newGPUMemory(c, plan)
+	kept.hasGPU, kept.gpus, kept.addresses, kept.memory = plan.GPU, exchangeable(plan), plan.Proc.GPUs, newGPUMemory(c, plan)
 	created := ready
 	if r.Checkpoint != "" && plan.GPU {
 		kept.restoration = restoration{mask: mask, view: plan.Changes.View.Root}
@@ -156,30 +150,33 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, err
 	}
 	if mask != nil {
-		err := attachMask(mask, int(resp.Pid), rootPath)
-		if errors.Is(err, procmask.ErrEnded) {
-			// As with the stock shim, the state is "stopped" and the exit event is sent. Start
-			// refuses the container, which stays in the state creating.
-			log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
-			return resp, nil
-		}
-		if err != nil {
-			destroyed = s.destroy(ctx, r.ID) // guard: shim: no container without mask
-			return nil, err
-		}
+		err = attachMask(mask, int(resp.Pid), rootPath)
 	}
-	if created == ready {
-		err := kept.limitMemory(ctx, r.ID, int(resp.Pid))
+	if errors.Is(err, procmask.ErrEnded) {
+		// As with the stock shim, the state is "stopped" and the exit event is sent. Start refuses the
+		// container, which stays in the state creating.
+		log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
+		return resp, nil
+	}
+	if err == nil && created == ready {
+		err = kept.limitMemory(ctx, r.ID, int(resp.Pid))
 		s.update(r.ID, kept) // with the cgroup, for Delete
-		if err != nil {
-			destroyed = s.destroy(ctx, r.ID)
-			return nil, err
-		}
+	}
+	if err != nil {
+		destroyed = s.destroy(ctx, r.ID) // guard: shim: no container without mask
+		return nil, err
 	}
 	kept.state = created
 	s.update(r.ID, kept)
 	logCreated(ctx, c, plan, took)
 	return resp, nil
+}
+
+// giveUp cleans up after a container that was not created.
+func (s *Service) giveUp(ctx context.Context, id string, c gpuContainer) {
+	c.restoration.mask.Close()
+	unmountRootfs(ctx, c.rootfs)
+	s.remove(id)
 }
 
 // createMounted has the embedded service create the container. If mounted is true, Create has

@@ -17,6 +17,9 @@ import (
 // moment later, and returns that directory. A second, temporary mount of the same writable
 // snapshot would cost a sync of its file system when it is unmounted.
 func mountRootfs(r *taskapi.CreateTaskRequest) (string, error) {
+	if len(r.Rootfs) == 0 {
+		return "", nil
+	}
 	root := filepath.Join(r.Bundle, "rootfs")
 	if err := os.Mkdir(root, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err

@@ -37,14 +37,7 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		q = probe.Questions{Config: q.Config, Pod: q.Pod, Programs: q.Programs}
 	}
 	if q.Pod != nil {
-		ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
-		defer cancel()
-		pod, err := kubelet.Allocated(ctx, q.Pod.Socket, q.Pod.Namespace, q.Pod.Name)
-		if err != nil {
-			a.PodError = err.Error()
-		} else {
-			a.Pod = &pod
-		}
+		askKubelet(ctx, q, &a)
 	}
 	if q.Programs != nil {
 		var err error
@@ -89,6 +82,17 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		}
 	}
 	return a
+}
+
+func askKubelet(ctx context.Context, q probe.Questions, a *probe.Answers) {
+	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
+	defer cancel()
+	pod, err := kubelet.Allocated(ctx, q.Pod.Socket, q.Pod.Namespace, q.Pod.Name)
+	if err != nil {
+		a.PodError = err.Error()
+	} else {
+		a.Pod = &pod
+	}
 }
 
 // mustBeConfined reports whether a program that nvml.Confine has confined answers q.
