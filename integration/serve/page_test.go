@@ -32,13 +32,18 @@ const (
 // shell: the whole browser crashed once, 15 ms after its start.
 func browse(t *testing.T, url string, scheme int, flags ...string) (stdout string) {
 	t.Helper()
-	profile := filepath.Join(t.TempDir(), "profile")
+	dir := filepath.Join(t.TempDir(), "browser")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command("chromium-headless-shell", append(flags, "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-		"--enable-logging=stderr", fmt.Sprintf("--blink-settings=preferredColorScheme=%d", scheme), "--user-data-dir="+profile, url)...)
+		"--enable-logging=stderr", fmt.Sprintf("--blink-settings=preferredColorScheme=%d", scheme), "--user-data-dir="+filepath.Join(dir, "profile"), url)...)
+	// Files besides the profile: Chromium does not always remove them.
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	r, err := testenv.Output(2*time.Minute, cmd)
 	// Its other processes may live a moment longer and write files.
-	testenv.Await(t, "Chromium's profile is removed", func() bool { return os.RemoveAll(profile) == nil })
+	testenv.Await(t, "Chromium's files are removed", func() bool { return os.RemoveAll(dir) == nil })
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("chromium: status %d, %v\n%s", r.ExitCode, err, r.Error)
 	}
