@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -249,7 +250,7 @@ func TestAnUnknownDeviceListsNoGPUs(t *testing.T) {
 	spec(s)
 	h := simulatedHost(t)
 	_, err := h.resolve(t, s)
-	refused(t, err, Denied, `GPU "GPU-00000000-1111-2222-3333-444444444444" is not this container's`)
+	refused(t, err, verdict.KindDenied, `GPU "GPU-00000000-1111-2222-3333-444444444444" is not this container's`)
 	for _, gpu := range simulated.GPUs {
 		if strings.Contains(err.Error(), gpu.UUID) {
 			t.Errorf("%v names GPU %d", err, gpu.Index)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // applyCDI edits spec as containerd and Docker do, with the CDI project's own library, including
@@ -127,7 +129,7 @@ func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 			spec.Linux.Devices[0].Path, spec.Linux.Devices[1].Path = "/dev/nvidiactl", "/dev/nvidia9"
 			spec.Mounts = append(spec.Mounts,
 				mount(cuda, "/usr/lib64/libcuda.so.1"), mount(cuda, libs+"/libcuda.so"),
-				mount(cuda, ViewDir+"/lib64/libcuda.so.1"),                                 // as run-args has it
+				mount(cuda, view.Dir+"/lib64/libcuda.so.1"),                                // as run-args has it
 				mount(filepath.Dir(cuda)+"/libcuda.so.470.1.2", "/usr/lib64/libcuda.so.1"), // of a removed driver
 				mount(simulated.Root+"/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
 				mount(cuda, "/opt/libcuda.so.1"), mount("/etc/hostname", "/usr/lib64/libother.so.1.2")) // a user's
@@ -212,8 +214,8 @@ func TestWhatIsTakenOver(t *testing.T) {
 			{name: "an RDMA adapter", spec: edited(withNode(m.Verbs, 192), gpu1), want: "GPU 1[] []" + seven},
 			{name: "capabilities of the environment", env: caps("utility"), spec: edited(nothing, gpu1), want: "GPU 1[] []utility"},
 			{name: "no capability in the environment", env: caps(""), spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
-			{name: "hooks refused", spec: edited(nothing, gpu1), config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, want: "refused: NVIDIA's OCI hook", kind: Denied},
-			{name: "a limit of GPU memory", env: []string{"NVIDIA_GPU_MEMORY_LIMIT=1024"}, spec: edited(nothing, gpu1), want: "refused: limits GPU memory", kind: Precondition},
+			{name: "hooks refused", spec: edited(nothing, gpu1), config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, want: "refused: NVIDIA's OCI hook", kind: verdict.KindDenied},
+			{name: "a limit of GPU memory", env: []string{"NVIDIA_GPU_MEMORY_LIMIT=1024"}, spec: edited(nothing, gpu1), want: "refused: limits GPU memory", kind: verdict.KindPrecondition},
 			{name: "a request for GPU memory", env: []string{"NVIDIA_GPU_MEMORY_REQUEST=1"}, spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
 			{name: "a limit, mistyped", env: []string{"NVIDIA_GPU_MEMORY_LIMITS=1"}, spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
 		},
@@ -288,13 +290,13 @@ func TestAStaleCDIFile(t *testing.T) {
 	const again = " ... it is from another boot, MIG layout or driver: make it again (nvidia-shimctl prepare --cdi; systemctl restart nvidia-cdi-refresh"
 	uvm := fmt.Sprintf("refused: it has \"/dev/nvidia-uvm\" as c 1234:0, and this host as c %d:0", m.UVM)
 	table{rows: []row{
-		{name: "nvidia-uvm", spec: stale("/dev/nvidia-uvm"), want: uvm + again, kind: Precondition},
-		{name: "in a pod", spec: all(inPod(), stale("/dev/nvidia-uvm")), want: uvm + again, kind: Precondition},
-		{name: "an IMEX channel", spec: stale("/dev/nvidia-caps-imex-channels/channel0"), want: "refused: /dev/nvidia-caps-imex-channels/channel0" + again, kind: Precondition},
-		{name: "GDRCopy", spec: stale("/dev/gdrdrv"), want: "refused: /dev/gdrdrv" + again, kind: Precondition},
-		{name: "an RDMA adapter", spec: stale("/dev/infiniband/uverbs0"), want: "refused: /dev/infiniband/uverbs0" + again, kind: Precondition},
+		{name: "nvidia-uvm", spec: stale("/dev/nvidia-uvm"), want: uvm + again, kind: verdict.KindPrecondition},
+		{name: "in a pod", spec: all(inPod(), stale("/dev/nvidia-uvm")), want: uvm + again, kind: verdict.KindPrecondition},
+		{name: "an IMEX channel", spec: stale("/dev/nvidia-caps-imex-channels/channel0"), want: "refused: /dev/nvidia-caps-imex-channels/channel0" + again, kind: verdict.KindPrecondition},
+		{name: "GDRCopy", spec: stale("/dev/gdrdrv"), want: "refused: /dev/gdrdrv" + again, kind: verdict.KindPrecondition},
+		{name: "an RDMA adapter", spec: stale("/dev/infiniband/uverbs0"), want: "refused: /dev/infiniband/uverbs0" + again, kind: verdict.KindPrecondition},
 		{name: "another device", spec: stale("/dev/fuse"), want: "GPU 1"},
-		{name: "a MIG device", host: mig, want: "refused: " + mig.nodes(0)[0] + again, kind: Precondition, spec: func(s *specs.Spec) {
+		{name: "a MIG device", host: mig, want: "refused: " + mig.nodes(0)[0] + again, kind: verdict.KindPrecondition, spec: func(s *specs.Spec) {
 			mig.inMIGPod(0)(s)
 			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: mig.nodes(0)[0], Type: "c", Major: 1234})
 			s.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook"}}}

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -202,7 +203,7 @@ func TestProgramsThatDraw(t *testing.T) {
 		{name: "nothing that draws", env: append(devices("all"), caps("compute,utility,video,ngx,compat32")...)},
 		{name: "the host's /dev/dri", env: append(devices("2"), caps("graphics")...), spec: mounting(hostConfig(t).Host.DevRoot+"/dev/dri", "/dev/dri"),
 			want: fmt.Sprintf("%#x noted", 1<<simulated.GPUs[2].Minor)},
-		{name: "a /dev/dri of the container's own", env: append(devices("2"), caps("graphics")...), spec: mounting("/srv", "/dev/dri"), kind: Invalid,
+		{name: "a /dev/dri of the container's own", env: append(devices("2"), caps("graphics")...), spec: mounting("/srv", "/dev/dri"), kind: verdict.KindInvalid,
 			want: "refused: the container mounts a volume at \"/dev/dri\", where the device node /dev/dri/render"},
 		{name: "a MIG device", host: h, env: append(devices(h.MIG[0].UUID), caps("graphics")...), want: ofMIG},
 		{name: "a MIG device with graphics", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("graphics")...),

@@ -6,6 +6,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -23,20 +24,20 @@ func TestAMountOfTheDriverDirectoryIsTheDriver(t *testing.T) {
 		host: h, env: devices("0"),
 		show: func(p Plan) string {
 			for _, m := range p.Mounts {
-				if m.Destination == ViewDir && m.Source == p.Changes.View.Root {
+				if m.Destination == view.Dir && m.Source == p.Changes.View.Root {
 					return "view"
 				}
 			}
 			return "no view"
 		},
 		rows: []row{
-			{name: "read-only", spec: mount(dir, ViewDir, "ro"), want: "view"},
-			{name: "by another name", spec: mount(dir+"/lib64/..", ViewDir+"/", "ro"), want: "view"},
-			{name: "with Vulkan's files", spec: all(mount(dir, ViewDir, "ro"), mount(dir+"/vulkan/icd.d", "/etc/vulkan/icd.d", "ro")), want: "view"},
-			{name: "writable", spec: mount(dir, ViewDir, "rw"), want: refused},
-			{name: "another directory", spec: mount(t.TempDir(), ViewDir, "ro"), want: refused},
-			{name: "the libraries alone", spec: mount(dir+"/lib64", ViewDir, "ro"), want: refused},
-			{name: "elsewhere below", spec: mount(dir, ViewDir+"/lib64", "ro"), want: refused},
+			{name: "read-only", spec: mount(dir, view.Dir, "ro"), want: "view"},
+			{name: "by another name", spec: mount(dir+"/lib64/..", view.Dir+"/", "ro"), want: "view"},
+			{name: "with Vulkan's files", spec: all(mount(dir, view.Dir, "ro"), mount(dir+"/vulkan/icd.d", "/etc/vulkan/icd.d", "ro")), want: "view"},
+			{name: "writable", spec: mount(dir, view.Dir, "rw"), want: refused},
+			{name: "another directory", spec: mount(t.TempDir(), view.Dir, "ro"), want: refused},
+			{name: "the libraries alone", spec: mount(dir+"/lib64", view.Dir, "ro"), want: refused},
+			{name: "elsewhere below", spec: mount(dir, view.Dir+"/lib64", "ro"), want: refused},
 		},
 	}.run(t)
 }

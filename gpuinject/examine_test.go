@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 func changed(spec *specs.Spec, change func(*specs.Spec)) *specs.Spec {
@@ -51,19 +52,19 @@ func TestExamineBrokenFiles(t *testing.T) {
 		check(t, os.Chmod(filepath.Join(dir, bundle.ConfigName), 0o666))
 	}
 	_, err := Examine(asks, loading(hostConfig(t)))
-	refused(t, err, Precondition, "0666")
+	refused(t, err, verdict.KindPrecondition, "0666")
 	if c, err := Examine(plain, nil); c.Asks || c.Raw != nil || err != nil {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	writeFile(t, filepath.Join(plain, bundle.ConfigName), `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]`, 0o600)
 	_, err = Examine(plain, nil)
-	refused(t, err, Invalid, "config.json")
+	refused(t, err, verdict.KindInvalid, "config.json")
 	if c, err := Examine(t.TempDir(), nil); c.Asks || err != nil {
 		t.Errorf("no config.json at all: %+v, error %v", c, err)
 	}
 	broken := func() (*config.Config, error) { return nil, errors.New("configuration /etc/x: line 3: unknown key") }
 	_, err = Examine(newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")), broken)
-	refused(t, err, Precondition, "/etc/x", "unknown key")
+	refused(t, err, verdict.KindPrecondition, "/etc/x", "unknown key")
 }
 
 // The size of config.json, of its variables and of its lists is checked before a GPU is looked for.
@@ -75,18 +76,18 @@ func TestExamineLargeConfigurations(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		spec *specs.Spec
-		kind Kind
+		kind verdict.Kind
 		want string // the error, if any
 	}{
-		{"config.json", newSpec(asks, long), Precondition, "is larger than 8388608 bytes"},
-		{"config.json with the request at its end", newSpec(long, asks), Precondition, "is larger than 8388608 bytes"},
+		{"config.json", newSpec(asks, long), verdict.KindPrecondition, "is larger than 8388608 bytes"},
+		{"config.json with the request at its end", newSpec(long, asks), verdict.KindPrecondition, "is larger than 8388608 bytes"},
 		{"config.json without a request", newSpec(long), 0, ""},
-		{"variables", newSpec(append(slices.Repeat([]string{"A="}, 128<<10), asks)...), Invalid, "more than 131072 commas"},
+		{"variables", newSpec(append(slices.Repeat([]string{"A="}, 128<<10), asks)...), verdict.KindInvalid, "more than 131072 commas"},
 		{"100,000 variables", newSpec(append(slices.Repeat([]string{"A="}, 100_000), asks)...), 0, ""},
-		{"one variable", newSpec("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0", 128<<10)), Invalid, "has 131095 bytes"},
-		{"mounts", changed(newSpec(asks), mounts), Invalid, "has 4097 mounts, a container with GPUs may have 4096"},
+		{"one variable", newSpec("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0", 128<<10)), verdict.KindInvalid, "has 131095 bytes"},
+		{"mounts", changed(newSpec(asks), mounts), verdict.KindInvalid, "has 4097 mounts, a container with GPUs may have 4096"},
 		{"mounts without a request", changed(newSpec("NVIDIA_VISIBLE_DEVICES=void"), mounts), 0, ""},
-		{"devices", changed(newSpec(asks), devices), Invalid, "has 4097 devices"},
+		{"devices", changed(newSpec(asks), devices), verdict.KindInvalid, "has 4097 devices"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, err := Examine(newBundle(t, tc.spec), loading(hostConfig(t)))

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 func TestDecisions(t *testing.T) {
@@ -103,7 +104,7 @@ func TestDecisions(t *testing.T) {
 				tc.spec(spec)
 			}
 			plan, err := host.resolve(t, spec)
-			if refused := new(Error); err != nil && (!errors.As(err, &refused) || refused.Kind == Internal) {
+			if refused := new(verdict.Error); err != nil && (!errors.As(err, &refused) || refused.Kind == verdict.KindInternal) {
 				t.Fatal(err)
 			}
 			var got []string

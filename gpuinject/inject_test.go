@@ -20,6 +20,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
@@ -51,8 +53,8 @@ func TestInject(t *testing.T) {
 	if !reflect.DeepEqual(got.Mounts[:len(spec.Mounts)], spec.Mounts) {
 		t.Errorf("the container's own mounts became %v", got.Mounts)
 	}
-	if dest := destinations(got.Mounts[len(spec.Mounts):]); !slices.Equal(dest, []string{ViewDir}) {
-		t.Errorf("mounts %v, want %s only", dest, ViewDir)
+	if dest := destinations(got.Mounts[len(spec.Mounts):]); !slices.Equal(dest, []string{view.Dir}) {
+		t.Errorf("mounts %v, want %s only", dest, view.Dir)
 	}
 	dest := given(t, dir)
 	if !slices.Contains(dest, "/usr/bin/nvidia-smi") {
@@ -149,7 +151,7 @@ func TestHostRootIsNotWritten(t *testing.T) {
 	before, _ := os.ReadFile(image.CachePath)
 	tmpfs("/run")(spec)
 	plan := mustInject(t, hostConfig(t), newBundle(t, spec))
-	if len(plan.Mounts) != 1 || plan.Mounts[0].Destination != ViewDir || len(plan.Links) > 0 {
+	if len(plan.Mounts) != 1 || plan.Mounts[0].Destination != view.Dir || len(plan.Links) > 0 {
 		t.Errorf("mounts %+v, links %+v", plan.Mounts, plan.Links)
 	}
 	after, _ := os.ReadFile(image.CachePath)
@@ -331,5 +333,5 @@ func TestAnImageThatCouldNotBeReadIsAnError(t *testing.T) {
 		}
 	})
 	_, err = Resolve(c, root, noProbe)
-	refused(t, err, Internal, "read the image", "too many open files")
+	refused(t, err, verdict.KindInternal, "read the image", "too many open files")
 }

@@ -21,6 +21,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
@@ -221,7 +223,7 @@ func noProbe(question.Questions) question.Answers {
 }
 
 // resolveIn resolves a container whose image is at root.
-func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
+func resolveIn(t testing.TB, c Container, root string, ask question.Ask) (Plan, error) {
 	t.Helper()
 	img, err := image.Open(root)
 	check(t, err)
@@ -230,7 +232,7 @@ func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
 }
 
 // resolve runs Examine and Resolve for a container that asks for the driver and has an empty image.
-func resolve(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
+func resolve(t testing.TB, cfg *config.Config, spec any, ask question.Ask) (Plan, error) {
 	t.Helper()
 	c, err := ExamineSpec(spec, loading(cfg))
 	if err != nil || !c.Asks {
@@ -263,9 +265,9 @@ func mustInject(t testing.TB, cfg *config.Config, dir string) Plan {
 }
 
 // refused fails the test unless err has this kind and is one line that contains all words.
-func refused(t testing.TB, err error, kind Kind, words ...string) {
+func refused(t testing.TB, err error, kind verdict.Kind, words ...string) {
 	t.Helper()
-	var e *Error
+	var e *verdict.Error
 	if !errors.As(err, &e) {
 		t.Fatalf("error %v, want one of kind %d", err, kind)
 	}
@@ -296,8 +298,8 @@ func given(t testing.TB, dir string) []string {
 			return err
 		}
 		target, err := os.Readlink(name)
-		if inView, ok := strings.CutPrefix(target, ViewDir+"/"); ok {
-			source := spec.Mounts[slices.Index(places, ViewDir)].Source
+		if inView, ok := strings.CutPrefix(target, view.Dir+"/"); ok {
+			source := spec.Mounts[slices.Index(places, view.Dir)].Source
 			if info, err := os.Stat(filepath.Join(source, inView)); err != nil || !info.Mode().IsRegular() {
 				t.Errorf("%s leads to %s: %v", name, target, err)
 			}

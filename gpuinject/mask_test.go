@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // userNamespace puts the container into a user namespace.
@@ -117,7 +118,7 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	if err == nil {
 		_, _, err = inject(t, c)
 	}
-	refused(t, err, Invalid, "no procfs of its own")
+	refused(t, err, verdict.KindInvalid, "no procfs of its own")
 	c.Config.Host.ProcRoot = t.TempDir()
 	if _, mask, err := inject(t, c); err != nil || mask != nil {
 		t.Errorf("on a host without a driver: %v, %v", mask, err)
@@ -164,7 +165,7 @@ func TestT21HooksWhereNothingIsGranted(t *testing.T) {
 			}
 			cfg.Policy.ForeignHooks = config.Refuse
 			_, _, err = create()
-			refused(t, err, Denied, "NVIDIA's OCI hook", `"refuse"`)
+			refused(t, err, verdict.KindDenied, "NVIDIA's OCI hook", `"refuse"`)
 		})
 	}
 }
@@ -185,7 +186,7 @@ func TestIsolation(t *testing.T) {
 		{name: "the host's /proc by a link of the image", spec: mounting("/proc", "/p"), want: "refused: no procfs",
 			image: func(root string) { symlink(t, "./proc", filepath.Join(root, "p")) }},
 		{name: "another file system at /proc", spec: func(s *specs.Spec) { s.Mounts[0].Type = "tmpfs" }, want: "refused: no procfs"},
-		{name: "a node with another device's number", want: "refused: c 1:11", kind: Invalid, spec: func(s *specs.Spec) {
+		{name: "a node with another device's number", want: "refused: c 1:11", kind: verdict.KindInvalid, spec: func(s *specs.Spec) {
 			s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
 		}},
 		{name: "a /proc that is written oddly", spec: func(s *specs.Spec) { s.Mounts[0].Destination = "proc/." }, want: "GPU 0"},

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -64,7 +65,7 @@ func TestPartitionedGPUByName(t *testing.T) {
 	tb := table{host: h}
 	for _, id := range []string{"1", h.GPUs[1].UUID, h.GPUs[1].UUID[:10], h.GPUs[1].BusID, "0,1"} {
 		want := "refused: partitioned by MIG ... " + h.older("5/0") + " ... " + h.older("9/0")
-		tb.rows = append(tb.rows, row{name: id, env: devices(id), want: want, kind: Invalid})
+		tb.rows = append(tb.rows, row{name: id, env: devices(id), want: want, kind: verdict.KindInvalid})
 	}
 	tb.run(t)
 	if h.asked != 0 {
@@ -81,7 +82,7 @@ func TestMIGReconfigurationDuringProbe(t *testing.T) {
 		}
 	}
 	_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=1:0"))
-	refused(t, err, Precondition, "MIG was being configured", "try again")
+	refused(t, err, verdict.KindPrecondition, "MIG was being configured", "try again")
 	h.change = nil
 	plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=1:0"))
 	if err != nil || showMIG(plan) != "2/0 of GPU 1" {
@@ -110,9 +111,9 @@ func TestMIGWithoutNVML(t *testing.T) {
 			{name: "all", env: devices("all"), want: strings.Join([]string{h.older("5/0"), h.older("5/1"), h.older("9/0")}, " ")},
 			{name: "the older name", env: devices(h.older("9/0")), want: h.older("9/0")},
 			{name: "a pod without a device", spec: all(inPodOf(h.Driver), annotation), want: "starts without a GPU"},
-			{name: "an index", env: devices("1:0"), want: unknown, kind: Precondition},
-			{name: "a UUID", env: devices(h.MIG[0].UUID), want: unknown + ": NVML was asked: NVML cannot be asked in this test", kind: Precondition},
-			{name: "a pod with the device", spec: all(h.inMIGPod(0), annotation), want: unknown, kind: Precondition},
+			{name: "an index", env: devices("1:0"), want: unknown, kind: verdict.KindPrecondition},
+			{name: "a UUID", env: devices(h.MIG[0].UUID), want: unknown + ": NVML was asked: NVML cannot be asked in this test", kind: verdict.KindPrecondition},
+			{name: "a pod with the device", spec: all(h.inMIGPod(0), annotation), want: unknown, kind: verdict.KindPrecondition},
 		},
 	}.run(t)
 	if h.asked != 3 {
@@ -144,13 +145,13 @@ func TestUUIDsThatTheDriverDoesNotKnowYet(t *testing.T) {
 		{name: "a pod", env: devices(first), spec: inPodOf(h.Driver, 0), want: "GPU 0"},
 		{name: "a pod that names another's", env: devices(h.GPUs[2].UUID), spec: inPodOf(h.Driver, 0), want: denied},
 		{name: "a pod with device-list mounts", spec: all(inPodOf(h.Driver), listing(first)), want: "GPU 0"},
-		{name: "a UUID that no GPU has", env: devices(other), want: unknown, kind: Invalid},
+		{name: "a UUID that no GPU has", env: devices(other), want: unknown, kind: verdict.KindInvalid},
 	}}.run(t)
 	h = cold(t)
 	h.silent = true
 	table{host: h, show: showMIG, rows: []row{
 		{name: "an index without NVML", env: devices("0"), want: "GPU 0"},
-		{name: "a UUID without NVML", env: devices(first), want: "refused: while the driver does not know the UUID of every GPU: only NVML can resolve this UUID or index ... NVML was asked", kind: Precondition},
+		{name: "a UUID without NVML", env: devices(first), want: "refused: while the driver does not know the UUID of every GPU: only NVML can resolve this UUID or index ... NVML was asked", kind: verdict.KindPrecondition},
 	}}.run(t)
 	warm := newHost(t, sim.Options{GPUs: 3})
 	table{host: warm, show: showMIG, rows: []row{{name: "a UUID that no GPU has, on a host whose UUIDs are known", env: devices(other), want: unknown}}}.run(t)
@@ -195,7 +196,7 @@ func TestT40RefusalRevealsNoMIGDevice(t *testing.T) {
 		spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + id)
 		h.inMIGPod(1)(spec)
 		_, err := h.resolve(t, spec)
-		refused(t, err, Denied)
+		refused(t, err, verdict.KindDenied)
 		return strings.ReplaceAll(err.Error(), `"`+id+`"`, "ID")
 	}
 	want := message(h.MIG[0].UUID)

@@ -19,6 +19,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
@@ -33,7 +35,7 @@ func TestVolumes(t *testing.T) {
 			places = append(places, l.Path)
 		}
 		var list []string
-		for _, dir := range []string{ViewDir, "/usr/bin/", "/usr/lib/"} {
+		for _, dir := range []string{view.Dir, "/usr/bin/", "/usr/lib/"} {
 			if slices.ContainsFunc(places, func(name string) bool { return strings.HasPrefix(name, dir) }) {
 				list = append(list, dir)
 			}
@@ -45,7 +47,7 @@ func TestVolumes(t *testing.T) {
 	}
 	volume := func(at string) func(*specs.Spec) { return mounting("/srv/volume", at) }
 	other := func(m specs.Mount) func(*specs.Spec) { return func(s *specs.Spec) { s.Mounts = append(s.Mounts, m) } }
-	const everywhere, noProgram, noLibrary = ViewDir + " /usr/bin/ /usr/lib/", ViewDir + " /usr/lib/ noted", ViewDir + " /usr/bin/ noted"
+	const everywhere, noProgram, noLibrary = view.Dir + " /usr/bin/ /usr/lib/", view.Dir + " /usr/lib/ noted", view.Dir + " /usr/bin/ noted"
 	rows := []row{
 		{name: "over the programs", spec: volume("/usr/bin"), want: noProgram},
 		{name: "over the libraries", spec: volume("/usr/lib"), want: noLibrary},
@@ -55,16 +57,16 @@ func TestVolumes(t *testing.T) {
 		{name: "bind by option only", spec: other(specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}), want: noProgram},
 		{name: "beside", spec: volume("/usr/binary"), want: everywhere},
 		{name: "a tmpfs", spec: other(specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}), want: everywhere},
-		{name: "the driver's place is a link to the root", image: func(root string) { symlink(t, "/", root+ViewDir) }, kind: Invalid,
+		{name: "the driver's place is a link to the root", image: func(root string) { symlink(t, "/", root+view.Dir) }, kind: verdict.KindInvalid,
 			want: "refused: /usr/local/nvidia of the image is its root directory"},
 		// CVE-2026-119101: CRIU reads the name of such a mount as another one.
-		{name: "T72 the driver's place is a link to a name with CRIU's separator", image: func(root string) { symlink(t, "/opt/harmless]:name", root+ViewDir) }, kind: Invalid,
+		{name: "T72 the driver's place is a link to a name with CRIU's separator", image: func(root string) { symlink(t, "/opt/harmless]:name", root+view.Dir) }, kind: verdict.KindInvalid,
 			want: `refused: /usr/local/nvidia of the image is "/opt/harmless]:name", by a link`},
-		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+ViewDir) }, kind: Invalid,
+		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+view.Dir) }, kind: verdict.KindInvalid,
 			want: "refused: /data"},
 	}
-	for _, at := range []string{"/usr/local", ViewDir, ViewDir + "/lib64", "/"} {
-		rows = append(rows, row{name: "at " + at, spec: volume(at), want: "refused: \"" + at + "\"", kind: Invalid})
+	for _, at := range []string{"/usr/local", view.Dir, view.Dir + "/lib64", "/"} {
+		rows = append(rows, row{name: "at " + at, spec: volume(at), want: "refused: \"" + at + "\"", kind: verdict.KindInvalid})
 	}
 	for i, r := range rows {
 		rows[i].image = func(root string) {
@@ -114,15 +116,15 @@ func TestMessagesQuotePaths(t *testing.T) {
 		notes := strings.Join(p.Notes, "")
 		return fmt.Sprint(strings.Contains(notes, "not mounted at /usr/bin/nvidia-smi"), strings.Contains(notes, "\n"))
 	}
-	forged := ViewDir + "/x\nlevel=info msg=forged\x1b[31m"
+	forged := view.Dir + "/x\nlevel=info msg=forged\x1b[31m"
 	table{env: devices("0"), show: show, rows: []row{
-		{name: "in a refusal", spec: mounting("/srv", forged), want: `refused: \nlevel=info ... \x1b`, kind: Invalid},
+		{name: "in a refusal", spec: mounting("/srv", forged), want: `refused: \nlevel=info ... \x1b`, kind: verdict.KindInvalid},
 		{name: "in a note", spec: mounting("/srv", "/\n/../usr/bin"), want: "true false"},
 	}}.run(t)
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	mounting("/srv", forged+strings.Repeat("x", 2000))(spec)
 	_, err := resolve(t, hostConfig(t), spec, noProbe)
-	refused(t, err, Invalid)
+	refused(t, err, verdict.KindInvalid)
 	if len(err.Error()) > 800 {
 		t.Errorf("the message has %d bytes", len(err.Error()))
 	}
@@ -152,12 +154,12 @@ func TestT47PathsOfAnImageInMessages(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		image func(testing.TB, string)
-		kind  Kind
+		kind  verdict.Kind
 		words string
 	}{
-		"the library directory":     {libraryDirectory(evil), Invalid, "symbolic links"},
-		"a deep library directory":  {libraryDirectory(long), Invalid, "symbolic links"},
-		"where the driver would go": {readOnlyPlace, Precondition, "read-only file system"},
+		"the library directory":     {libraryDirectory(evil), verdict.KindInvalid, "symbolic links"},
+		"a deep library directory":  {libraryDirectory(long), verdict.KindInvalid, "symbolic links"},
+		"where the driver would go": {readOnlyPlace, verdict.KindPrecondition, "read-only file system"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -176,7 +178,7 @@ func TestT47PathsOfAnImageInMessages(t *testing.T) {
 // Outside the view, a file appears as a link if the image has nothing there, and otherwise as a
 // mount. The plan says the same beforehand.
 func TestLinks(t *testing.T) {
-	const smi, inView = "/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi"
+	const smi, inView = "/usr/bin/nvidia-smi", view.Dir + "/bin/nvidia-smi"
 	for _, tc := range []struct {
 		name   string
 		image  func(t testing.TB, root string)
@@ -188,7 +190,7 @@ func TestLinks(t *testing.T) {
 		{name: "nothing"},
 		{name: "no directory either", image: func(_ testing.TB, root string) { _ = os.Remove(filepath.Join(root, "usr/bin")) }},
 		{name: "the same link, of an earlier start", image: link(inView, smi)},
-		{name: "a link to a place in the view that is gone", image: link(ViewDir+"/old/nvidia-smi", smi)},
+		{name: "a link to a place in the view that is gone", image: link(view.Dir+"/old/nvidia-smi", smi)},
 		{name: "a file", image: file("#!", smi), bound: true},
 		{name: "a FIFO", image: func(_ testing.TB, root string) { _ = unix.Mkfifo(root+smi, 0o644) }, bound: true},
 		{name: "a link to a file", image: link("/bin/sh", smi), bound: true, left: "/bin/sh"},
@@ -196,7 +198,7 @@ func TestLinks(t *testing.T) {
 		{name: "a tmpfs of the container above, by a link of the image", image: link("usr", "/alias"), mounts: []specs.Mount{{Source: "tmpfs", Destination: "/alias/bin", Type: "tmpfs"}}, bound: true},
 		{name: "a tmpfs of the container beside", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bi", Type: "tmpfs"}}},
 		{name: "an image that cannot be written", bound: true, image: func(t testing.TB, root string) {
-			mkdir(t, root+ViewDir)
+			mkdir(t, root+view.Dir)
 			file("#!", smi)(t, root)
 			file("", image.CachePath)(t, root)
 			readOnly(t, root)
@@ -358,7 +360,7 @@ func TestSockets(t *testing.T) {
 		{name: "a tmpfs of the container's above", config: configured(config.MPS), want: pipe, spec: func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Source: "tmpfs", Destination: "/tmp", Type: "tmpfs"})
 		}},
-		{name: "a socket's place is such a link", config: configured(config.Persistenced), image: func(root string) { symlink(t, "/opt/harmless:name", root+"/run") }, kind: Invalid,
+		{name: "a socket's place is such a link", config: configured(config.Persistenced), image: func(root string) { symlink(t, "/opt/harmless:name", root+"/run") }, kind: verdict.KindInvalid,
 			want: `refused: "/run/nvidia-persistenced" of the image is "/opt/harmless:name/nvidia-persistenced", by a link`},
 		{name: "an image whose /var/run is not /run", config: configured(config.Persistenced), image: func(root string) { mkdir(t, root+"/var/run") },
 			want: persistenced + "; /var" + persistenced},

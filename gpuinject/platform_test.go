@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -143,7 +144,7 @@ func TestMissingNode(t *testing.T) {
 	d := newHost(t, sim.Options{GPUs: 2})
 	check(t, os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)))
 	table{host: d, rows: []row{
-		{name: "of the GPU that is asked for", env: devices("0"), want: "refused: is missing", kind: Precondition},
+		{name: "of the GPU that is asked for", env: devices("0"), want: "refused: is missing", kind: verdict.KindPrecondition},
 		{name: "of another GPU", env: devices("1"), want: "GPU 1"},
 	}}.run(t)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
@@ -21,7 +22,7 @@ import (
 // mounted at root. It changes only what the shim itself keeps under its state directory, and not
 // even that if the state is read-only. With an error, the Plan contains the decisions that led to
 // it.
-func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
+func Resolve(c Container, root *image.Root, ask question.Ask) (Plan, error) {
 	hooks, err := place.RemoveHooks(c.toPlace(), c.Config.Policy.ForeignHooks == config.Refuse)
 	var h host.Host
 	var g grant.Grant
@@ -54,7 +55,7 @@ func describeRequest(c Container) (log verdict.Log) {
 
 // findGrant decides which devices of this host the container gets, or whether it starts without the
 // driver.
-func findGrant(c Container, ask Ask) (host.Host, grant.Grant, error) {
+func findGrant(c Container, ask question.Ask) (host.Host, grant.Grant, error) {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && grant.StartsWithoutDriver(c.toGrant()) {
 		return host.Host{}, grant.Grant{Without: true, May: policy.Allowed{Reason: "no GPU can have been allocated: " + err.Error()}}, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // Standalone lists what a container needs from the host to have the same devices without the shim,
@@ -38,7 +39,7 @@ func (p Plan) Standalone() Standalone {
 			names = []string{name}
 		}
 		for _, name := range names {
-			dest := path.Join(ViewDir, place.LibraryDir(l), name)
+			dest := path.Join(view.Dir, place.LibraryDir(l), name)
 			if l.Dir == "" && !has(dest) { // others are among the mounts
 				s.Files = append(s.Files, place.Bind{Source: l.Path, Destination: dest})
 			}
@@ -62,7 +63,7 @@ func (p Plan) Standalone() Standalone {
 	}
 	for _, m := range p.Changes.Mounts {
 		switch {
-		case m.Destination == ViewDir || has(m.Destination):
+		case m.Destination == view.Dir || has(m.Destination):
 		case m.Made:
 			s.Omitted = append(s.Omitted, m.Destination)
 		default:

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -38,7 +39,7 @@ type row struct {
 	// want is the outcome as shown, or "refused: " and a part of the message, or several parts
 	// separated by " ... ".
 	want string
-	kind Kind // of the refusal; any but Internal if it is 0
+	kind verdict.Kind // of the refusal; any but Internal if it is 0
 }
 
 func (tb table) run(t *testing.T) {
@@ -91,13 +92,13 @@ func (tb table) outcome(t *testing.T, r row) string {
 		}
 		plan, err = resolveIn(t, c, root, r.host.ask)
 	}
-	var refused *Error
+	var refused *verdict.Error
 	switch {
 	case errors.As(err, &refused):
 		if strings.ContainsAny(err.Error(), "\n\r") {
 			t.Errorf("error %q is more than one line", err)
 		}
-		if refused.Kind == Internal || r.kind != 0 && refused.Kind != r.kind {
+		if refused.Kind == verdict.KindInternal || r.kind != 0 && refused.Kind != r.kind {
 			t.Errorf("error %q is of kind %d, want %d", err, refused.Kind, r.kind)
 		}
 		return "refused: " + err.Error()

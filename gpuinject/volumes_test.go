@@ -18,6 +18,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 func tmpfs(at string) func(*specs.Spec) {
@@ -57,19 +59,19 @@ func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 		{name: "a directory on the way is a link below the volume", image: in(t, link("/opt/vulkan", "/etc/vulkan")), spec: mounting("/srv", "/etc")},
 		{name: "a link of a link on the way is below the volume", spec: mounting("/srv", "/a"),
 			image: in(t, link("/a/vulkan", "/etc/vulkan"), file("", "/a/file"), link("/opt/vulkan", "/a/vulkan"), file("", "/opt/vulkan/icd.d/nvidia_icd.json"))},
-		{name: "the driver's directory is a link below the volume", image: in(t, link("/opt", "/usr/local/nvidia")), spec: mounting("/srv", "/usr/local"), kind: Invalid,
+		{name: "the driver's directory is a link below the volume", image: in(t, link("/opt", "/usr/local/nvidia")), spec: mounting("/srv", "/usr/local"), kind: verdict.KindInvalid,
 			want: `refused: the container mounts a volume at "/usr/local", over /usr/local/nvidia`},
 		{name: "below another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/plain/dir"), mounting("/srv", "/data/new"))},
 		{name: "below a file", image: in(t), spec: all(mounting("/etc/passwd", "/data"), mounting("/srv", "/data/link"))},
-		{name: "below a link of another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
+		{name: "below a link of another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: verdict.KindInvalid,
 			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
-		{name: "below a link of the last volume at a path", image: in(t), spec: all(mounting("/srv", "/data"), mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
+		{name: "below a link of the last volume at a path", image: in(t), spec: all(mounting("/srv", "/data"), mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: verdict.KindInvalid,
 			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
 		{name: "below a link of a volume that another one hides", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data"), mounting("/srv", "/data/link/bin"))},
-		{name: "below a link of a volume that hides another one", image: in(t), spec: all(mounting("/srv", "/data/link"), mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
+		{name: "below a link of a volume that hides another one", image: in(t), spec: all(mounting("/srv", "/data/link"), mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: verdict.KindInvalid,
 			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
 		{name: "below a volume in a volume with a link", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/plain"), mounting("/srv", "/data/plain/link"))},
-		{name: "below such a link, by a link of the image", image: in(t, link("/data/relative", "/alias")), kind: Invalid,
+		{name: "below such a link, by a link of the image", image: in(t, link("/data/relative", "/alias")), kind: verdict.KindInvalid,
 			spec: all(mounting(volume, "/data"), mounting("/srv", "/alias/bin")), want: `refused: "/alias/bin", by a link in its volume at "/data"`},
 	}}.run(t)
 }
@@ -133,10 +135,10 @@ func TestNoDeviceNodeIsMadeInAVolume(t *testing.T) {
 	env := []string{"NVIDIA_IMEX_CHANNELS=0"}
 	host := hostConfig(t).Host.DevRoot
 	table{env: devices("0"), show: show, rows: []row{
-		{name: "channels", env: env, spec: mounting("/srv", channels), kind: Invalid, want: "refused: \"" + channels + "\" ... " + channels + "/channel0"},
-		{name: "channels, by a link of the image", env: env, spec: mounting("/srv", "/alias"), image: in(t, link(channels, "/alias")), kind: Invalid,
+		{name: "channels", env: env, spec: mounting("/srv", channels), kind: verdict.KindInvalid, want: "refused: \"" + channels + "\" ... " + channels + "/channel0"},
+		{name: "channels, by a link of the image", env: env, spec: mounting("/srv", "/alias"), image: in(t, link(channels, "/alias")), kind: verdict.KindInvalid,
 			want: "refused: \"/alias\" ... " + channels + "/channel0"},
-		{name: "an image whose directory is a link", env: env, spec: mounting("/srv", channels), image: in(t, link("/elsewhere", channels)), kind: Invalid,
+		{name: "an image whose directory is a link", env: env, spec: mounting("/srv", channels), image: in(t, link("/elsewhere", channels)), kind: verdict.KindInvalid,
 			want: "refused: \"" + channels},
 		{name: "the host's channels", env: env, spec: mounting(host+channels, channels), want: "given"},
 		{name: "another directory without a node", spec: mounting("/srv", channels), want: "given"},
@@ -176,7 +178,7 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 	const written, mounted, hidden = "written", "mounted " + cache, "hidden libraries"
 	// An image that cannot be written needs the driver's directory.
 	readOnly := func(t testing.TB, root string) {
-		mkdir(t, root+ViewDir)
+		mkdir(t, root+view.Dir)
 		readOnly(t, root)
 	}
 	image := func(files ...func(testing.TB, string)) []func(testing.TB, string) { return files }
@@ -231,7 +233,7 @@ func immutable(name string) func(testing.TB, string) {
 
 // runc's message would not say what to do.
 func TestAnImageThatCannotBeWritten(t *testing.T) {
-	const view = "refused: NVIDIA_VISIBLE_DEVICES=\"0\": the image has no directory /usr/local/nvidia ... "
+	const noView = "refused: NVIDIA_VISIBLE_DEVICES=\"0\": the image has no directory /usr/local/nvidia ... "
 	const smi = "/usr/bin/nvidia-smi"
 	show := func(p Plan) string {
 		switch {
@@ -243,7 +245,7 @@ func TestAnImageThatCannotBeWritten(t *testing.T) {
 		return "the view and links"
 	}
 	readOnlyWithView := func(t testing.TB, root string) {
-		mkdir(t, root+ViewDir)
+		mkdir(t, root+view.Dir)
 		readOnly(t, root)
 	}
 	noDirectory := func(t testing.TB, root string) {
@@ -257,17 +259,17 @@ func TestAnImageThatCannotBeWritten(t *testing.T) {
 		spec  func(*specs.Spec)
 		want  string
 	}{
-		{"read-only", image(readOnly), nil, view + "read-only file system: make the root file system writable"},
+		{"read-only", image(readOnly), nil, noView + "read-only file system: make the root file system writable"},
 		{"read-only, with a tmpfs", image(readOnly), tmpfs("/usr/local"), "the view alone"},
 		{"read-only, with the directory", image(readOnlyWithView), nil, "the view alone"},
 		{"read-only, with the program", image(file("", smi), readOnlyWithView), nil, "nvidia-smi is mounted"},
-		{"immutable", image(file("", "/usr/local/x"), immutable("/usr/local")), nil, view + "operation not permitted"},
-		{"immutable, with the directory", image(file("", ViewDir+"/x"), immutable("/usr/local")), nil, "the view and links"},
+		{"immutable", image(file("", "/usr/local/x"), immutable("/usr/local")), nil, noView + "operation not permitted"},
+		{"immutable, with the directory", image(file("", view.Dir+"/x"), immutable("/usr/local")), nil, "the view and links"},
 		{"immutable programs", image(file("", "/usr/bin/x"), immutable("/usr/bin")), nil, "the view alone"},
-		{"a file", image(noDirectory), nil, view + "not a directory"},
+		{"a file", image(noDirectory), nil, noView + "not a directory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := row{image: in(t, tc.image...), spec: tc.spec, host: simulatedHost(t), kind: Precondition}
+			r := row{image: in(t, tc.image...), spec: tc.spec, host: simulatedHost(t), kind: verdict.KindPrecondition}
 			if got := (table{env: devices("0"), show: show}).outcome(t, r); !matches(got, tc.want) {
 				t.Errorf("%s, want %s", got, tc.want)
 			}
@@ -300,7 +302,7 @@ func TestNothingIsPutIntoMountsOfTheRootFileSystem(t *testing.T) {
 		}
 	}
 	p := planOf(t, tmpfs("/run"), mounted)
-	if len(p.Mounts) != 2 || p.Mounts[0].Destination != ViewDir || p.Mounts[1].Destination != byPathDest || len(p.Links) > 0 {
+	if len(p.Mounts) != 2 || p.Mounts[0].Destination != view.Dir || p.Mounts[1].Destination != byPathDest || len(p.Links) > 0 {
 		t.Errorf("mounts %+v, links %+v", p.Mounts, p.Links)
 	}
 	if p.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(p.Notes, "\n"), "nothing is put at "+libs) {

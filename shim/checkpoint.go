@@ -24,6 +24,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
@@ -126,7 +128,7 @@ func checkPrograms(runtime string) error {
 		err = advisories.CheckCRIU(versions[1]) // guard: shim: fixed CRIU for checkpoints
 	}
 	if err != nil {
-		err = &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}
+		err = &verdict.Error{Kind: verdict.KindPrecondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}
 	}
 	return err
 }
@@ -173,7 +175,7 @@ func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c 
 		return nil, err
 	}
 	external := map[string]string{procmask.Dir: procmask.Dir}
-	files, err := mountsBelow(fmt.Sprint(state.Pid), gpuinject.ViewDir)
+	files, err := mountsBelow(fmt.Sprint(state.Pid), view.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +206,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		return nil, toGRPC(err)
 	}
 	for _, file := range files {
-		external[gpuinject.ViewDir+strings.TrimPrefix(file, c.restoration.view)] = file
+		external[view.Dir+strings.TrimPrefix(file, c.restoration.view)] = file
 	}
 	if c.restoration.mask != nil { // guard: shim: mask before restored processes
 		external[procmask.Dir] = filepath.Join(c.bundle, restoredMask)

@@ -20,6 +20,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
@@ -230,7 +231,7 @@ func attachMask(mask *procmask.Mask, pid int, rootPath string) (err error) {
 		err = mask.Attach(pid, rootPath)
 	}
 	if err != nil {
-		err = &gpuinject.Error{Kind: gpuinject.Internal, Err: err}
+		err = &verdict.Error{Kind: verdict.KindInternal, Err: err}
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // classified is an error with a class of errdefs that is not part of its text. It unwraps to the
@@ -22,17 +22,17 @@ func (e *classified) Unwrap() error { return e.class }
 
 // toGRPC returns err with a gRPC code. Errors of gpuinject get theirs by kind.
 func toGRPC(err error) error {
-	var e *gpuinject.Error
+	var e *verdict.Error
 	if errors.As(err, &e) {
 		var class error = errdefs.ErrInternal
 		switch e.Kind {
-		case gpuinject.Invalid:
+		case verdict.KindInvalid:
 			class = errdefs.ErrInvalidArgument
-		case gpuinject.Precondition:
+		case verdict.KindPrecondition:
 			class = errdefs.ErrFailedPrecondition
-		case gpuinject.Denied:
+		case verdict.KindDenied:
 			class = errdefs.ErrPermissionDenied
-		case gpuinject.Internal:
+		case verdict.KindInternal:
 		}
 		err = &classified{err: err, class: class}
 	}

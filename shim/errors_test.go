@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 func TestToGRPC(t *testing.T) {
@@ -19,11 +19,11 @@ func TestToGRPC(t *testing.T) {
 		want error
 		text string
 	}{
-		{"an invalid request", &gpuinject.Error{Kind: gpuinject.Invalid, Err: errors.New("a")}, errdefs.ErrInvalidArgument, "nvidia: a"},
-		{"a precondition of the host", &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New("b")}, errdefs.ErrFailedPrecondition, "nvidia: b"},
-		{"a denied request", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("c")}, errdefs.ErrPermissionDenied, "nvidia: c"},
-		{"an internal error", &gpuinject.Error{Kind: gpuinject.Internal, Err: errors.New("d")}, errdefs.ErrInternal, "nvidia: d"},
-		{"a wrapped error", fmt.Errorf("create: %w", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("e")}), errdefs.ErrPermissionDenied, "create: nvidia: e"},
+		{"an invalid request", &verdict.Error{Kind: verdict.KindInvalid, Err: errors.New("a")}, errdefs.ErrInvalidArgument, "nvidia: a"},
+		{"a precondition of the host", &verdict.Error{Kind: verdict.KindPrecondition, Err: errors.New("b")}, errdefs.ErrFailedPrecondition, "nvidia: b"},
+		{"a denied request", &verdict.Error{Kind: verdict.KindDenied, Err: errors.New("c")}, errdefs.ErrPermissionDenied, "nvidia: c"},
+		{"an internal error", &verdict.Error{Kind: verdict.KindInternal, Err: errors.New("d")}, errdefs.ErrInternal, "nvidia: d"},
+		{"a wrapped error", fmt.Errorf("create: %w", &verdict.Error{Kind: verdict.KindDenied, Err: errors.New("e")}), errdefs.ErrPermissionDenied, "create: nvidia: e"},
 		{"an error of containerd's", fmt.Errorf("f: %w", errdefs.ErrNotFound), errdefs.ErrNotFound, "f: not found"},
 		{"a cancelled request", context.Canceled, context.Canceled, "context canceled"},
 	} {

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/gpumemory"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -165,7 +166,7 @@ func takeBackMemoryOf(ctx context.Context, id string) error {
 func (s *Service) limit(ctx context.Context, id string, annotations map[string]string) error {
 	wish, err := memlimit.ReadUpdate(annotations)
 	if err != nil {
-		return &gpuinject.Error{Kind: gpuinject.Invalid, Err: err}
+		return &verdict.Error{Kind: verdict.KindInvalid, Err: err}
 	}
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
@@ -181,7 +182,7 @@ func (s *Service) limit(ctx context.Context, id string, annotations map[string]s
 		m.cannot = "it has ended"
 	}
 	if m.cannot != "" {
-		return &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("the GPU memory of container %s cannot be limited: %s", id, m.cannot)}
+		return &verdict.Error{Kind: verdict.KindPrecondition, Err: fmt.Errorf("the GPU memory of container %s cannot be limited: %s", id, m.cannot)}
 	}
 	limits, err := memlimit.Change(wish, m.max, m.uuids)
 	if err != nil {
@@ -267,7 +268,7 @@ func wished(err error, limits []memlimit.Limit) bool {
 
 // refuseLimits returns the error of a container that cannot have its limits, with what to do.
 func refuseLimits(err error, limits []memlimit.Limit) error {
-	kind, fix := gpuinject.Precondition, "see the driver's messages in the kernel log (NVRM)"
+	kind, fix := verdict.KindPrecondition, "see the driver's messages in the kernel log (NVRM)"
 	for _, u := range unable {
 		if errors.Is(err, u.cause) {
 			fix = u.fix
@@ -275,14 +276,14 @@ func refuseLimits(err error, limits []memlimit.Limit) error {
 	}
 	switch {
 	case errors.Is(err, probe.ErrInvalidLimit):
-		kind, fix = gpuinject.Invalid, "ask for at most the GPU's memory (nvidia-smi)"
+		kind, fix = verdict.KindInvalid, "ask for at most the GPU's memory (nvidia-smi)"
 	case errors.Is(err, probe.ErrBelowUse):
 		fix = "ask for more than is in use (nvidia-shimctl status)"
 	}
 	if fix != "" {
 		fix = ": " + fix
 	}
-	return &gpuinject.Error{Kind: kind, Err: fmt.Errorf("%q limits GPU memory: %w%s, or remove it", limits[0].From, err, fix)}
+	return &verdict.Error{Kind: kind, Err: fmt.Errorf("%q limits GPU memory: %w%s, or remove it", limits[0].From, err, fix)}
 }
 
 // limitsMemory reports whether an update is about limits.

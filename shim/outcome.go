@@ -6,6 +6,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // addOutcome adds the outcome of Create to the events of the host, if the container asks for GPUs
@@ -17,7 +18,7 @@ func addOutcome(c gpuinject.Container, e state.Event, err error) {
 		if who := c.Input.Container; who.Pod != "" {
 			e.Who = who.Namespace + "/" + who.Pod
 		}
-		var refused *gpuinject.Error
+		var refused *verdict.Error
 		if errors.As(err, &refused) {
 			e.Class = refused.Kind.String()
 		}

@@ -9,14 +9,14 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // asking returns a function that calls ask and adds a failure to the events of the host.
-func asking(cfg *config.Config) gpuinject.Ask {
+func asking(cfg *config.Config) question.Ask {
 	return probe.ForContainer(func(q probe.Questions) probe.Answers {
 		a := ask(q)
 		if a.FactsError != "" || a.PodError != "" {

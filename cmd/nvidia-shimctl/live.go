@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -31,7 +32,7 @@ func livePlan(c *cli.Command) (gpuinject.Plan, error) {
 		plan, err = planOf(c, container)
 	}
 	// The shim would have left a record, removed the hooks or refused the container.
-	if plan.GPU || len(plan.RemovedHooks) > 0 || errors.As(err, new(*gpuinject.Error)) {
+	if plan.GPU || len(plan.RemovedHooks) > 0 || errors.As(err, new(*verdict.Error)) {
 		plan, err = gpuinject.Plan{Reason: "it has no record of this shim: another runtime made it, or it is being created"}, nil
 	}
 	who, _ := b.Container() // Examine has read it

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
@@ -40,7 +41,7 @@ func planCommand() *cli.Command {
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			plan, err := makePlan(c)
-			var refused *gpuinject.Error
+			var refused *verdict.Error
 			switch {
 			case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 				return err

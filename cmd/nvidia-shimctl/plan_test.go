@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
@@ -32,7 +33,7 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	if len(plan.Devices) != 5 || !slices.Contains(plan.Libraries, "libcuda.so."+d.Version) || !slices.Contains(plan.Binaries, "nvidia-smi") || !plan.Proc.Masked {
 		t.Errorf("plan %+v", plan)
 	}
-	if len(plan.Mounts) == 0 || plan.Mounts[0].Destination != gpuinject.ViewDir {
+	if len(plan.Mounts) == 0 || plan.Mounts[0].Destination != view.Dir {
 		t.Errorf("mounts %+v", plan.Mounts)
 	}
 	// Programs rely on these keys.

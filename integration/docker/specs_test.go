@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -39,7 +39,7 @@ func (e *engine) writeSpecs(t *testing.T) {
 	}
 	for _, f := range all.Files {
 		places = append(places, mount(f.Source, f.Destination))
-		if name, ok := strings.CutPrefix(f.Destination, gpuinject.ViewDir+"/lib64/"); ok {
+		if name, ok := strings.CutPrefix(f.Destination, view.Dir+"/lib64/"); ok {
 			dir := "/" + e.Driver.Layout.LibDir()
 			f.Destination = path.Join(dir, name)
 			if own := path.Join(dir, path.Base(f.Source)); own != f.Destination {
@@ -54,7 +54,7 @@ func (e *engine) writeSpecs(t *testing.T) {
 	}
 	refuses, works := hook("echo "+refusal+" >&2; exit 1\n"), hook("exit 0\n")
 	void := []string{"NVIDIA_VISIBLE_DEVICES=void"}
-	paths := append(void, "LD_LIBRARY_PATH="+gpuinject.ViewDir+"/lib64")
+	paths := append(void, "LD_LIBRARY_PATH="+view.Dir+"/lib64")
 	for name, edits := range map[string]object{
 		"env": {}, "mount": {}, "nodes": {"deviceNodes": nodes}, "hook": {"deviceNodes": nodes, "hooks": refuses}, "hookmount": {"hooks": refuses},
 		"full": {"deviceNodes": nodes, "mounts": places, "env": paths}, "fullhook": {"deviceNodes": nodes, "mounts": places, "env": paths, "hooks": works},

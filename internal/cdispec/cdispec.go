@@ -21,6 +21,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
@@ -141,7 +142,7 @@ func edits(s gpuinject.Standalone) specs.ContainerEdits {
 	for _, f := range s.Files {
 		places := []string{f.Destination}
 		for dir, bits := range map[string]int{"/lib64/": 64, "/lib/": 32} {
-			if rest, ok := strings.CutPrefix(f.Destination, gpuinject.ViewDir+dir); ok {
+			if rest, ok := strings.CutPrefix(f.Destination, view.Dir+dir); ok {
 				places = nil
 				for _, d := range driver.LoaderDirs(bits) {
 					places = append(places, path.Join(d, rest))

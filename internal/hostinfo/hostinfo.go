@@ -50,7 +50,7 @@ type GPU struct {
 }
 
 // Read finds the driver, the GPUs and the driver files of a host, and asks NVML for the rest.
-func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
+func Read(h config.Host, ask question.Ask) (*Info, error) {
 	inv, files, err := host.Find(h)
 	if err != nil {
 		return nil, err

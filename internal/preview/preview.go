@@ -10,12 +10,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 )
 
 // Planner makes plans with a configuration of the shim and a probe.
 type Planner struct {
 	Config func() (*config.Config, error)
-	Ask    gpuinject.Ask
+	Ask    question.Ask
 }
 
 // Spec returns the specification of an unprivileged container with an environment, outside
@@ -61,7 +63,7 @@ func (p Planner) Resolve(c gpuinject.Container, rootfs string) (gpuinject.Plan, 
 	defer root.Close()
 	plan, err := gpuinject.Resolve(c, root, p.Ask)
 	if unknown {
-		plan.Notes = slices.DeleteFunc(plan.Notes, func(n string) bool { return strings.HasPrefix(n, gpuinject.NoteNoCLibrary) })
+		plan.Notes = slices.DeleteFunc(plan.Notes, func(n string) bool { return strings.HasPrefix(n, place.NoteNoCLibrary) })
 	}
 	return plan, err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 )
@@ -59,7 +60,7 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 	a := &Args{
 		For: engine, GPUs: plan.GPUs, Devices: []place.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
 		Env: []string{
-			"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
+			"LD_LIBRARY_PATH=" + path.Join(view.Dir, "lib") + ":" + path.Join(view.Dir, "lib64"),
 			// Keeps an NVIDIA runtime that is the engine's default from injecting GPUs as well.
 			request.EnvVisibleDevices + "=void",
 		},

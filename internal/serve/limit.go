@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
@@ -58,9 +57,9 @@ func (p *present) update(read func() (*status.Status, error)) {
 // Limited returns a function that asks NVML at most once a second: requests need no password, and
 // each question starts a process. The answer is kept in the state directory, so only requests for
 // devices that NVML does not know repeat the question.
-func Limited(ask gpuinject.Ask) gpuinject.Ask { return limited(ask, time.Second) }
+func Limited(ask question.Ask) question.Ask { return limited(ask, time.Second) }
 
-func limited(ask gpuinject.Ask, every time.Duration) gpuinject.Ask {
+func limited(ask question.Ask, every time.Duration) question.Ask {
 	var mu sync.Mutex
 	var last time.Time
 	return func(q question.Questions) question.Answers {
