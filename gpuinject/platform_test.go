@@ -10,7 +10,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
@@ -45,7 +44,7 @@ func TestWSL(t *testing.T) {
 	})
 	t.Run("what an image requires is asked of NVML, the driver's version too", func(t *testing.T) {
 		for driver, ok := range map[string]bool{"581.42": true, "470.1": false} {
-			os.Remove(filepath.Join(d.cfg.Host.StateDir, facts.Name))
+			os.Remove(filepath.Join(d.cfg.Host.StateDir, "nvml.json"))
 			d.change = func(f *device.Facts) { f.Driver = driver }
 			_, err := d.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"))
 			if (err == nil) != ok {

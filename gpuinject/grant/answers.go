@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/kubelet"
@@ -18,7 +17,7 @@ import (
 type answers struct {
 	// kept holds NVML's answer, or the zero value if it is unknown. If NVML was asked, factsErr
 	// says why.
-	kept     facts.Kept
+	kept     keptFacts
 	factsErr error
 	kubelet  policy.KubeletAnswer
 	// passedOver holds ids that the kubelet allocated but that name no GPU.
@@ -64,7 +63,7 @@ func askAll(c Container, h host.Host, environment string, granted bool, named []
 	// Only NVML knows some names of devices.
 	names := len(h.MIG)+len(h.FaultyMIG)+len(h.Faulty) > 0 || h.LacksUUIDs()
 	if names || required {
-		a.kept = facts.Load(c.Config.Host, h)
+		a.kept = loadFacts(c.Config.Host, h)
 	}
 	// Ids need not be resolved if nothing can be granted.
 	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who, environment)
@@ -74,7 +73,7 @@ func askAll(c Container, h host.Host, environment string, granted bool, named []
 	var reply question.Answers
 	switch {
 	case q.Facts:
-		a.kept, reply, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, q, ask)
+		a.kept, reply, a.factsErr = askFacts(c.Config.Host, h, a.kept, q, ask)
 	case q.Pod != nil:
 		reply = ask(q)
 	}
@@ -96,7 +95,7 @@ func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask ques
 	if !asked && h.NeedsFacts(ids, a.kept.Facts) {
 		// A MIG device was created with the instance ids of an earlier one, so NVML's kept answer
 		// still has the earlier UUID. Only this case needs a second question.
-		a.kept, _, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, question.Questions{Facts: true}, ask)
+		a.kept, _, a.factsErr = askFacts(c.Config.Host, h, a.kept, question.Questions{Facts: true}, ask)
 	}
 	set, missing, err := selectEach(h, ids, *a)
 	if err != nil && !errors.Is(err, device.ErrFacts) && !isFault(err) {

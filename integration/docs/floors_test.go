@@ -26,7 +26,7 @@ var floors = [][]string{
 	{"gpuinject"},
 	{"gpuinject/grant", "gpuinject/place"},
 	{
-		"gpuinject/facts", "gpuinject/host", "gpuinject/kubelet", "gpuinject/policy", "gpuinject/procmask", "gpuinject/question",
+		"gpuinject/host", "gpuinject/kubelet", "gpuinject/policy", "gpuinject/procmask", "gpuinject/question",
 		"gpuinject/request", "gpuinject/require", "gpuinject/sockets",
 	},
 	{

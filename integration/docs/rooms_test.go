@@ -20,7 +20,7 @@ var rooms = []struct {
 }{
 	{"gpuinject/config/capabilities.go", []string{`"compute"`, `"compat32"`, `"graphics"`, `"utility"`, `"video"`, `"display"`, `"ngx"`}},
 	{"gpuinject/view/view.go", []string{`"/usr/local/nvidia"`}},
-	{"gpuinject/facts/facts.go", []string{`"nvml.json.lock"`}},
+	{"gpuinject/grant/nvml.go", []string{`"nvml.json.lock"`}},
 	{"internal/probe/server/server.go", []string{`"nvml.lock"`}},
 	{"internal/nvml/cuda.go", []string{"C.dlopen"}},
 	{"internal/openat/openat.go", []string{"unix.Openat2", `"/proc/self/fd/"`}},

@@ -367,6 +367,6 @@ var table = [][]string{
 	{"serve: time limit of the status", "TestT80AStatusThatIsNeverReadHangsNoRequest", "statusLimit", "time.Hour"},
 	{"serve: questions to NVML", "TestT80NVMLIsNotAskedByEachRequest"},
 	{"probe: NVML of the loaded driver", "TestAnIncompleteAnswerIsNotKept"},
-	{"probe: NVML's answer of this boot", "TestAnAnswerIsKeptUntilItMayBeAnother", "k.Key != key(h.Inventory.Found())"},
+	{"probe: NVML's answer of this boot", "TestAnAnswerIsKeptUntilItMayBeAnother", "k.Key != factsKey(h.Inventory.Found())"},
 	{"memory: no start without the limit", "TestALimitThatCannotBeSet", "err = refuseLimits(err, m.limits)", "err = nil"},
 }

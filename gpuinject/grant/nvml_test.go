@@ -1,4 +1,4 @@
-package facts
+package grant
 
 import (
 	"errors"
@@ -50,11 +50,11 @@ func (p *probed) facts() (device.Facts, error) {
 	if err != nil {
 		return device.Facts{}, err
 	}
-	seen := Load(p.cfg, h)
+	seen := loadFacts(p.cfg, h)
 	if seen.Facts.Driver != "" {
 		return seen.Facts, nil
 	}
-	k, _, err := Ask(p.cfg, h, seen, question.Questions{Facts: true}, func(q question.Questions) (a question.Answers) {
+	k, _, err := askFacts(p.cfg, h, seen, question.Questions{Facts: true}, func(q question.Questions) (a question.Answers) {
 		if !q.Facts {
 			return a
 		}
@@ -71,7 +71,7 @@ func (p *probed) facts() (device.Facts, error) {
 	return k.Facts, err
 }
 
-func (p *probed) kept() string { return filepath.Join(p.cfg.StateDir, Name) }
+func (p *probed) kept() string { return filepath.Join(p.cfg.StateDir, factsFile) }
 
 func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, p *probed) error{
@@ -82,12 +82,12 @@ func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			var k Kept
-			if !st.Load(Name, &k) {
+			var k keptFacts
+			if !st.Load(factsFile, &k) {
 				t.Fatal("nothing was kept")
 			}
 			k.Key = "8f3b6f0e-0000-0000-0000-000000000000" + k.Key[36:]
-			return st.Store(Name, &k)
+			return st.Store(factsFile, &k)
 		},
 		"a GPU was removed": func(_ *testing.T, p *probed) error {
 			return os.RemoveAll(filepath.Join(p.cfg.ProcRoot, "driver/nvidia/gpus", testtree.BusID(3)))
@@ -182,8 +182,8 @@ func TestAnIncompleteAnswerIsNotKept(t *testing.T) {
 }
 
 func TestTheWaitForAnothersAnswerIsBounded(t *testing.T) {
-	defer func(d time.Duration) { wait = d }(wait)
-	wait = 50 * time.Millisecond
+	defer func(d time.Duration) { factsWait = d }(factsWait)
+	factsWait = 50 * time.Millisecond
 	p := newProbed(t)
 	asking, hang := make(chan struct{}), make(chan struct{})
 	p.answer = func() (device.Facts, error) {
