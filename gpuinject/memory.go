@@ -87,7 +87,7 @@ func memoryRules(c Container) memlimit.Rules {
 	most, _ := memlimit.Parse(c.Config.Policy.MaxMemoryLimit, 0)
 	who := c.Input.Container
 	// guard: memory: an image only lowers
-	return memlimit.Rules{Default: byDefault, Max: most, OnlyLower: who.Kubernetes && policy.EnvironmentGrants(c.Config.Policy, who) == ""}
+	return memlimit.Rules{Default: byDefault, Max: most, OnlyLower: who.Kubernetes && policy.EnvironmentDecides(c.Config.Policy, who) == ""}
 }
 
 // withoutMIG refuses a container with MIG devices that asks for a limit: the driver does not count

@@ -132,19 +132,19 @@ const (
 type Policy struct {
 	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
 	Kubernetes string `toml:"kubernetes"`
-	// TrustedNamespaces are the Kubernetes namespaces in whose pods the environment is a grant, for
+	// TrustedNamespaces are the Kubernetes namespaces in whose pods the environment decides, for
 	// monitoring agents and the device plugin itself. Only kube-system exists in every cluster; a
 	// user who may create namespaces could take any other name.
 	TrustedNamespaces []string `toml:"trusted-namespaces"`
 	// KubeletSocket is the kubelet's PodResources socket. The kubelet is asked there if nothing
 	// else says what was allocated to a pod.
 	KubeletSocket string `toml:"kubelet-socket"`
-	// AcceptEnvWithoutKubelet makes the environment of a pod's container a grant if there is no
+	// AcceptEnvWithoutKubelet lets the environment of a pod's container decide if there is no
 	// kubelet: neither its checkpoint nor a socket at KubeletSocket. Otherwise the container is
 	// refused.
 	AcceptEnvWithoutKubelet bool `toml:"accept-env-without-kubelet"`
 	// AcceptVolumeMounts takes /dev/null mounted at /var/run/nvidia-container-devices/<id> as
-	// request and grant of that device, as the device plugin's strategy volume-mounts makes it. It
+	// request of that device, and as proof, as the device plugin's strategy volume-mounts makes it. It
 	// is safe only if pods may not mount host paths.
 	AcceptVolumeMounts bool `toml:"accept-volume-mounts"`
 	// AcceptEnvWhenUnprivileged lets containers outside Kubernetes ask by environment.

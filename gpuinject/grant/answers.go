@@ -34,7 +34,7 @@ func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 	return set, err
 }
 
-// selectEach resolves ids that are a grant, one by one. missing is the first id that this host does
+// selectEach resolves ids that the container may have, one by one. missing is the first id that this host does
 // not have or that NVML did not resolve.
 func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing string, err error) {
 	for _, id := range ids {
@@ -48,11 +48,11 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 }
 
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
-// environment is the result of environmentGrants. granted is true if the specification itself grants
-// devices: by its nodes, or by the ids in named, which grant the devices that they name.
-func askAll(c Container, h host.Host, environment string, granted bool, named []string, ask question.Ask) answers {
+// environment is the result of environmentDecides. inSpec is true if the specification itself has
+// devices: by its nodes, or by the ids in named.
+func askAll(c Container, h host.Host, environment string, inSpec bool, named []string, ask question.Ask) answers {
 	who := c.Input.Container
-	needsPod := !granted && policy.NeedsKubelet(who, environment)
+	needsPod := !inSpec && policy.NeedsKubelet(who, environment)
 	var pod kubelet.Pod
 	if needsPod {
 		pod = kubelet.Read(kubelet.CheckpointFile, c.Config.Policy.KubeletSocket, who)
@@ -65,11 +65,11 @@ func askAll(c Container, h host.Host, environment string, granted bool, named []
 	if names || required {
 		a.kept = loadFacts(c.Config.Host, h)
 	}
-	// Ids need not be resolved if nothing can be granted.
-	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who, environment)
+	// Ids need not be resolved if the container can get nothing.
+	mayGet := inSpec || len(allocated) > 0 || pod.Question != nil || policy.MayHaveAll(c.Config.Policy, who, environment)
 	unknown := a.kept.Asked.IsZero() && (required || pod.Question != nil && names)
 	ids := slices.Concat(named, allocated, c.Request.Devices)
-	q := question.Questions{Pod: pod.Question, Facts: mayGrant && (unknown || h.NeedsFacts(ids, a.kept.Facts))}
+	q := question.Questions{Pod: pod.Question, Facts: mayGet && (unknown || h.NeedsFacts(ids, a.kept.Facts))}
 	var reply question.Answers
 	switch {
 	case q.Facts:

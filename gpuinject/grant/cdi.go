@@ -16,8 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// takeOver treats the devices that CDI added to the specification as both the request and the
-// grant. Nodes are identified by their device numbers, not by their names.
+// takeOver takes the devices that CDI added to the specification: they are asked for, and allowed. Nodes are identified by their device numbers, not by their names.
 func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	g := Grant{Request: c.Request}
 	err := checkStale(c, h)
@@ -43,7 +42,7 @@ func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	g.GPUs = h.Visible(g.Set)
 	g.May = policy.Allowed{Set: g.Set, Reason: "taken over from CDI: " + cmp.Or(g.Set.String(), "no GPU")}
 	g.enforced = g.May
-	g.decideGrant()
+	g.decideAllowed()
 	g.Decide("capabilities", strings.Join(c.Request.Capabilities, ","), "%s", c.Request.CapabilitiesReason)
 	r := c.Request
 	r.Devices = g.Set.Names()

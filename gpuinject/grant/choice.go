@@ -42,7 +42,7 @@ func (g *Grant) choose(h host.Host, r request.Request, a answers) {
 	g.Request, g.choices = r, nil
 	for _, id := range r.Devices {
 		x := choice{id: id}
-		// Ids need not be resolved if nothing can be granted.
+		// Ids need not be resolved if the container can get nothing.
 		if !g.May.Nothing() {
 			x.set, x.err = selectIDs(h, []string{id}, a)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// decideGrant records what the container may have.
-func (g *Grant) decideGrant() {
+// decideAllowed records what the container may have.
+func (g *Grant) decideAllowed() {
 	what := cmp.Or(g.May.Set.String(), "none")
 	if g.May.All {
 		what = "every device of this host"

@@ -23,10 +23,10 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	if err != nil {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
-	environment := environmentGrants(c, inSpec)
+	environment := environmentDecides(c, inSpec)
 	var named []string
 	if environment == "" {
-		named = c.Input.Granted(c.Config)
+		named = c.Input.TrustedIDs(c.Config)
 	}
 	a := askAll(c, h, environment, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)
@@ -48,7 +48,7 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
 	g.May, g.enforced = may, enforced
-	g.decideGrant()
+	g.decideAllowed()
 	if n := len(a.passedOver); n > 0 {
 		g.Note("%d device ids that the kubelet allocated name no GPU and were passed over, such as %s", n, request.Quote(a.passedOver[0]))
 	}
@@ -76,7 +76,7 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 }
 
 // StartsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
-// nothing can have been allocated to it there, and a request by its image is not a grant.
+// nothing can have been allocated to it there, and its image has no right to a GPU.
 func StartsWithoutDriver(c Container) bool {
 	if !c.Input.Container.Kubernetes {
 		return false
@@ -88,23 +88,23 @@ func StartsWithoutDriver(c Container) bool {
 			return true
 		}
 	}
-	return !r.NamesDevices() && r.Source != request.FromCDI && environmentGrants(c, device.Set{}) == ""
+	return !r.NamesDevices() && r.Source != request.FromCDI && environmentDecides(c, device.Set{}) == ""
 }
 
-// environmentGrants returns why the environment of a container whose specification has these devices
-// is a grant, or "". Outside Kubernetes a user named them there, whereas the environment may come
-// from the image, so it grants no further devices.
-func environmentGrants(c Container, inSpec device.Set) string {
+// environmentDecides returns why the environment of a container whose specification has these devices
+// decides what it gets, or "". Outside Kubernetes a user named them there, whereas the environment may
+// come from the image, so it adds none.
+func environmentDecides(c Container, inSpec device.Set) string {
 	p := c.Config.Policy
 	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() { // guard: grant: no more than a user's nodes
 		p.AcceptEnvWhenUnprivileged = false
 	}
-	return policy.EnvironmentGrants(p, c.Input.Container)
+	return policy.EnvironmentDecides(p, c.Input.Container)
 }
 
 // startsWithout reports whether the container starts without the driver: it no longer asks for it,
 // or it asks for whatever is available ("all") and may have nothing. Accepted device-list mounts
-// that name no GPU grant the driver alone.
+// that name no GPU give the driver alone.
 func (g *Grant) startsWithout() bool {
 	if !g.Request.Driver {
 		return true

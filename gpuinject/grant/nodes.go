@@ -57,7 +57,7 @@ func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, kind devnode.Clas
 		channels = r.Channels
 	}
 	nodes, err := h.ClassNodes(class, channels)
-	named := slices.Contains(r.Granted, class)
+	named := slices.Contains(r.TrustedClasses, class)
 	may, all, reason := policy.DecideClass(c.Config.Policy, who, g.May, class, nodes, named)
 	switch {
 	case all && err != nil:

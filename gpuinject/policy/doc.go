@@ -5,7 +5,7 @@
 // select from, with a reason.
 //
 // Outside Kubernetes the caller of containerd is equivalent to root and chooses what the container
-// gets by its environment. Under CRI the environment may come from the image, so it is no grant
+// gets by its environment. Under CRI the environment may come from the image, so it decides nothing
 // (invariant I7; containerd's threat model, CRI-004): what the kubelet allocated is in the
 // specification as device nodes, and variables only select among them.
 //

@@ -47,21 +47,20 @@ type Allowed struct {
 	// All is true if every device of the host may be selected; otherwise those of Set may.
 	All bool
 	Set device.Set
-	// Reason says, for people, where the grant comes from.
+	// Reason says, for people, who allowed it.
 	Reason string
 }
 
-// Allows reports whether the grant includes the whole GPU.
+// Allows reports whether the whole GPU may be selected.
 func (g Allowed) Allows(gpu device.GPU) bool { return g.All || g.Set.HasGPU(gpu) }
 
-// AllowsMIG reports whether the grant includes the MIG device, by itself or as a part of a GPU that
-// was granted as a whole.
+// AllowsMIG reports whether the MIG device may be selected, by itself or as a part of a whole GPU.
 func (g Allowed) AllowsMIG(in device.Instance) bool {
 	return g.All || g.Set.HasMIG(in) ||
 		slices.ContainsFunc(g.Set.GPUs, func(gpu device.GPU) bool { return gpu.Minor == in.Minor })
 }
 
-// AllowsAll reports whether the grant includes every one of the devices.
+// AllowsAll reports whether every one of the devices may be selected.
 func (g Allowed) AllowsAll(set device.Set) bool {
 	return !slices.ContainsFunc(set.GPUs, func(gpu device.GPU) bool { return !g.Allows(gpu) }) &&
 		!slices.ContainsFunc(set.MIG, func(in device.Instance) bool { return !g.AllowsMIG(in) })
@@ -70,8 +69,9 @@ func (g Allowed) AllowsAll(set device.Set) bool {
 // Nothing reports whether nothing may be selected.
 func (g Allowed) Nothing() bool { return !g.All && g.Set.Empty() }
 
-// EnvironmentGrants returns why the container's environment alone is a grant, or "" if it is not.
-func EnvironmentGrants(p config.Policy, c request.Container) string {
+// EnvironmentDecides returns why the container's environment alone decides what it gets, or "" if it does
+// not.
+func EnvironmentDecides(p config.Policy, c request.Container) string {
 	switch {
 	// guard: grant: not by a pod's environment
 	// guard: grant: accept-env-when-unprivileged
@@ -89,14 +89,14 @@ func EnvironmentGrants(p config.Policy, c request.Container) string {
 	return ""
 }
 
-// GrantsAll reports whether a container may select from every device of the host, whatever was
-// allocated to it. environment is the result of EnvironmentGrants.
-func GrantsAll(p config.Policy, c request.Container, environment string) bool {
+// MayHaveAll reports whether a container may select from every device of the host, whatever was
+// allocated to it. environment is the result of EnvironmentDecides.
+func MayHaveAll(p config.Policy, c request.Container, environment string) bool {
 	return environment != "" || c.Kubernetes && p.Kubernetes == config.Audit
 }
 
 // NeedsKubelet reports whether only the kubelet can say what was allocated to a container without a
-// device in its specification: the environment is no grant.
+// device in its specification: the environment does not decide.
 func NeedsKubelet(c request.Container, environment string) bool {
 	return environment == "" && c.Kubernetes && c.Namespace != "" && c.Pod != "" // guard: grant: pod named
 }
@@ -116,10 +116,10 @@ type KubeletAnswer struct {
 }
 
 // Decide returns what the container may select from, if environment is the result of
-// EnvironmentGrants, and what the mode "enforce" would grant, which
-// differs only in the mode "audit". inSpec are the devices whose nodes, or accepted device-list
-// mounts, are in its specification; kubelet is used only if NeedsKubelet. An error means that the
-// grant cannot be determined, so that a container which asks for a GPU must not start.
+// EnvironmentDecides, and what the mode "enforce" would allow, which differs only in the mode
+// "audit". inSpec are the devices whose nodes, or accepted device-list mounts, are in its
+// specification; kubelet is used only if NeedsKubelet. An error means that this is not known, so
+// that a container which asks for a GPU must not start.
 func Decide(p config.Policy, c request.Container, environment string, inSpec device.Set, kubelet KubeletAnswer) (g, enforced Allowed, err error) {
 	if environment != "" {
 		g = Allowed{All: true, Reason: environment}
@@ -172,12 +172,12 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	return Allowed{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
 }
 
-// DecideClass returns what a container whose grant of GPUs is g may have of a class of devices
+// DecideClass returns what a container that may have the GPUs of g may have of a class of devices
 // besides GPUs, with a reason for people: all of nodes, which are those of the class that it asks
 // for, or some. named is true if they are in a list of devices that an image cannot make: accepted
 // device-list mounts, and annotations outside Kubernetes.
 //
-// If the environment grants GPUs it grants these too. Otherwise a class must be in
+// If the environment decides about GPUs it decides about these too. Otherwise a class must be in
 // allow-from-environment, or named, or the specification must already have a node of that kind.
 // Such a node stands for the class, but not for other nodes that are allocated one by one: the
 // container gets only the channels, adapters and switches in its specification.
@@ -201,7 +201,7 @@ func DecideClass(p config.Policy, c request.Container, g Allowed, class string, 
 
 // MayManageMIG reports whether the container may have the rights to configure MIG or to monitor all
 // MIG devices, and otherwise what it lacks. These rights affect every container of the host that
-// has a GPU, so the environment alone is never a grant: in Kubernetes the container must be
+// has a GPU, so the environment alone never decides: in Kubernetes the container must be
 // privileged or its namespace trusted; elsewhere it needs CAP_SYS_ADMIN, which NVIDIA's
 // documentation requires.
 func MayManageMIG(p config.Policy, c request.Container) (may bool, missing string) {

@@ -129,7 +129,7 @@ func TestDecide(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&p)
 			}
-			environment := EnvironmentGrants(p, tc.container)
+			environment := EnvironmentDecides(p, tc.container)
 			if got := NeedsKubelet(tc.container, environment) && tc.inSpec == ""; got != tc.asks {
 				t.Errorf("NeedsKubelet is %v", got)
 			}

@@ -65,20 +65,20 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 	}
 	r.Classes, r.Named = append(r.Classes, l.classes...), l.classes
 	if r.Source == FromMounts || r.Source == FromAnnotations && !s.Container.Kubernetes {
-		r.Granted = named
+		r.TrustedClasses = named
 	}
 	if mounts && len(r.Devices) > 0 && !s.channels.empty() {
 		if s.channelsErr != nil && !ignoreChannels {
 			return s.channelsErr
 		}
 		r.ChannelsIgnored = ignoreChannels
-		r.Granted = append(r.Granted, devnode.IMEX)
+		r.TrustedClasses = append(r.TrustedClasses, devnode.IMEX)
 		r.AllChannels, channels = s.channels.allChannels, s.channels.channels
 	}
 	switch asked := r.AllChannels || len(channels) > 0; {
 	case ignoreChannels:
 		r.ChannelsIgnored, r.AllChannels = r.ChannelsIgnored || asked, false
-		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == devnode.IMEX })
+		r.TrustedClasses = slices.DeleteFunc(r.TrustedClasses, func(c string) bool { return c == devnode.IMEX })
 	case asked:
 		r.Classes = append(r.Classes, devnode.IMEX)
 		if !r.AllChannels {

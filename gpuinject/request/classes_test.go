@@ -55,8 +55,8 @@ func TestOtherDevices(t *testing.T) {
 				cfg.Policy.IgnoreIMEXChannels = ignore
 				r, err := Read(specOf(tc.env, append(tc.mounts, "0"), nil)).Request(cfg)
 				check(t, r, err, want)
-				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.Granted, devnode.IMEX) {
-					t.Errorf("ignored %v, granted %q", r.ChannelsIgnored, r.Granted)
+				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.TrustedClasses, devnode.IMEX) {
+					t.Errorf("ignored %v, granted %q", r.ChannelsIgnored, r.TrustedClasses)
 				}
 			}
 		})
@@ -67,8 +67,8 @@ func TestOtherDevices(t *testing.T) {
 		t.Errorf("MIG rights without a GPU: %q", r.MIGRights)
 	}
 	r, err = Read(specOf([]string{"NVIDIA_MOFED=enabled"}, []string{"0", "cdi/nvidia.com/gds/all", "cdi/nvidia.com/imex-channel=2"}, nil)).Request(config.Default())
-	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Granted, []string{"gds", devnode.IMEX}) {
-		t.Errorf("granted %q", r.Granted)
+	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.TrustedClasses, []string{"gds", devnode.IMEX}) {
+		t.Errorf("granted %q", r.TrustedClasses)
 	}
 }
 

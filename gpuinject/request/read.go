@@ -104,7 +104,7 @@ func Read(spec *bundle.Spec) Input {
 		s.annotated, s.annotatedErr = readAnnotations(spec.Annotations, s.Container.Name)
 		if s.Container.Kubernetes {
 			// In a pod, containerd itself applies the kubelet's CDI annotations, including other
-			// vendors'. A pod's author can write annotations too, and they grant nothing.
+			// vendors'. A pod's author can write annotations too, and they give no right to a device.
 			if s.annotatedErr != nil || s.annotated.onlyForeign() {
 				s.annotated, s.annotatedErr = list{}, nil
 			}

@@ -51,9 +51,9 @@ type Request struct {
 	Capabilities       []string
 	CapabilitiesReason string
 	// Classes are the other requested kinds of devices, in the order IMEX, GDS, GDRCopy, MOFED,
-	// NVSwitch; Granted are those whose request is itself a grant, as with Input.Granted.
+	// NVSwitch; TrustedClasses are those in a list that an image cannot make, as with TrustedIDs.
 	// Named are those that a list of devices names as a whole: nvidia.com/mofed=all.
-	Classes, Granted, Named []string
+	Classes, TrustedClasses, Named []string
 	// Channels are the numbers of IMEX channels, sorted. AllChannels means every channel of the
 	// host. ChannelsIgnored is true if channels are requested and policy.ignore-imex-channels is
 	// true.
@@ -215,9 +215,9 @@ func (s Input) overridden(source Source, cfg *config.Config) (list []Overridden)
 	return list
 }
 
-// Granted returns the identifiers whose request is itself a grant: those of accepted device-list
-// mounts and, outside Kubernetes, of annotations. An image can make neither.
-func (s Input) Granted(cfg *config.Config) []string {
+// TrustedIDs returns the identifiers in lists that an image cannot make, which need no other proof:
+// those of accepted device-list mounts and, outside Kubernetes, of annotations.
+func (s Input) TrustedIDs(cfg *config.Config) []string {
 	var ids []string
 	if cfg.Policy.AcceptVolumeMounts && s.mountedErr == nil { // guard: grant: accept-volume-mounts
 		ids = s.mounted.ids()

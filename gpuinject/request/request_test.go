@@ -250,7 +250,7 @@ func TestPrecedence(t *testing.T) {
 		if r.Source != source || !slices.Equal(got, overridden) || !slices.Equal(r.Capabilities, []string{"utility"}) {
 			t.Errorf("from %q, overridden %q, capabilities %q", r.Source, got, r.Capabilities)
 		}
-		if got := s.Granted(config.Default()); !slices.Equal(got, granted) {
+		if got := s.TrustedIDs(config.Default()); !slices.Equal(got, granted) {
 			t.Errorf("granted %q, want %q", got, granted)
 		}
 	}
@@ -266,8 +266,8 @@ func TestPrecedence(t *testing.T) {
 	cfg := config.Default()
 	cfg.Policy.AcceptVolumeMounts = false
 	s := Read(specOf(visible("0"), []string{"1"}, nil))
-	if r, err := s.Request(cfg); outcome(r, err) != `["0"]` || len(r.Overridden) != 1 || s.Granted(cfg) != nil {
-		t.Errorf("mounts that are not accepted: %s, overridden %q, granted %q", outcome(r, err), r.Overridden, s.Granted(cfg))
+	if r, err := s.Request(cfg); outcome(r, err) != `["0"]` || len(r.Overridden) != 1 || s.TrustedIDs(cfg) != nil {
+		t.Errorf("mounts that are not accepted: %s, overridden %q, granted %q", outcome(r, err), r.Overridden, s.TrustedIDs(cfg))
 	}
 	_, err := Read(specOf(visible(DeviceListDir), []string{"1"}, nil)).Request(cfg)
 	if !errors.As(err, new(DeniedError)) {

@@ -350,7 +350,7 @@ var table = [][]string{
 	{"memory: not another cgroup later", "TestTheCgroupOfAProcess", "st.Ino != c.Inode"},
 	{"memory: taken back before deletion", "TestALimitIsSetChangedAndTakenBack"},
 	{"memory: an image only lowers", "TestContract",
-		`OnlyLower: who.Kubernetes && policy.EnvironmentGrants(c.Config.Policy, who) == ""`, `OnlyLower: false && who.Kubernetes && policy.EnvironmentGrants(c.Config.Policy, who) == ""`},
+		`OnlyLower: who.Kubernetes && policy.EnvironmentDecides(c.Config.Policy, who) == ""`, `OnlyLower: false && who.Kubernetes && policy.EnvironmentDecides(c.Config.Policy, who) == ""`},
 	{"advisories: lines without a fix", "TestT70Advisories", "v.Compare(after) < 0", "v.Compare(after) < -1"},
 	{"advisories: kernels", "TestT70Advisories",
 		"(!kernel.Known() || kernel.Compare(version(a.Kernels[0])) < 0 || kernel.Compare(version(a.Kernels[1])) >= 0)"},

@@ -78,7 +78,7 @@ func isBusy(err error) bool {
 // Pods asks the kubelet behind the socket for all its pods. Get, which asks for one, is disabled by
 // default before Kubernetes 1.36.
 //
-// A server of another user than root is not believed: its answers are grants.
+// A server of another user than root is not believed: its answers decide who gets a GPU.
 func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
 	var failed atomic.Pointer[error] // gRPC would only say that the kubelet is unavailable
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
