@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Runtime is one handler in a containerd configuration.
@@ -21,7 +22,7 @@ type Runtime struct {
 
 // Ours reports whether the handler starts this project's shim.
 func (r Runtime) Ours() bool {
-	return r.Type == RuntimeType || path.Base(r.Type) == ShimName || path.Base(r.Path) == ShimName
+	return r.Type == RuntimeType || path.Base(r.Type) == version.Shim || path.Base(r.Path) == version.Shim
 }
 
 // Configuration is the part of containerd's configuration about runtimes.

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 var check = testtree.Check
@@ -79,7 +80,7 @@ func applied(t testing.TB) func(Plan, error) Plan {
 // The forms of a handler, with and without the option of the default runtime.
 var (
 	byName     = Runtime{Type: RuntimeType}
-	byPath     = Runtime{Type: stockType, Path: DefaultBinDir + "/" + ShimName}
+	byPath     = Runtime{Type: stockType, Path: DefaultBinDir + "/" + version.Shim}
 	withCgroup = Runtime{byPath.Type, byPath.Path, map[string]any{"SystemdCgroup": true}}
 	overNVIDIA = Runtime{byPath.Type, byPath.Path, map[string]any{"SystemdCgroup": true, "BinaryName": "runc"}}
 )
@@ -115,7 +116,7 @@ var registrations = []struct {
 	{name: "the default configuration of 2.4.2 imports conf.d", config: "default-2.4.2.toml", daemon: v242, changed: dropIn, want: byName},
 	{name: "with set-default", config: "default-2.4.2.toml", daemon: v242, reg: Registration{Default: true}, changed: dropIn, want: byName},
 	{name: "a directory out of PATH needs the path", config: "default-2.4.2.toml", daemon: v242, reg: Registration{BinDir: "/opt/shim"},
-		changed: dropIn, want: Runtime{stockType, "/opt/shim/" + ShimName, map[string]any{"SystemdCgroup": false}}},
+		changed: dropIn, want: Runtime{stockType, "/opt/shim/" + version.Shim, map[string]any{"SystemdCgroup": false}}},
 	{name: "2.3 is given the path", config: "v3-imports.toml", daemon: v237, changed: dropIn, want: withCgroup},
 	{name: "2.0 does not merge imports", config: "v3-imports.toml", daemon: v2010, reg: Registration{Default: true}, want: withCgroup},
 	{name: "1.6 is given the name", config: "v2-1.7.toml", daemon: v1620, want: byName},

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Docker is the name of Docker, and DefaultDockerConfig dockerd's own default.
@@ -253,15 +254,15 @@ func (p *Plan) madeCDI() bool {
 // offerGPUs returns a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
 // with one of two names when it starts. If NVIDIA's own program is installed, no link is needed.
 func (p *Plan) offerGPUs(o Options) (more []hosttree.Change, err error) {
-	to := path.Join(o.Registration.BinDir, CtlName)
+	to := path.Join(o.Registration.BinDir, version.Ctl)
 	if path.Dir(to) == path.Dir(cdiHookLink) {
-		to = CtlName
+		to = version.Ctl
 	}
 	link, err := p.Host.Change(hosttree.Link, cdiHookLink, []byte(to))
 	now, program := path.Base(string(link.Before)), ""
 	for _, name := range append(inServicePath(CDIHookName), inServicePath(RuntimeHookName)...) {
 		c, _ := p.Host.Change(hosttree.Link, name, nil) // none if the directory is missing
-		if base := path.Base(string(c.Before)); base != CtlName && base != "false" && p.Host.Exists(name) {
+		if base := path.Base(string(c.Before)); base != version.Ctl && base != "false" && p.Host.Exists(name) {
 			program = cmp.Or(program, name)
 		}
 	}
@@ -269,7 +270,7 @@ func (p *Plan) offerGPUs(o Options) (more []hosttree.Change, err error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case o.GPUsFlag && (now == "false" || dangling && now != CtlName):
+	case o.GPUsFlag && (now == "false" || dangling && now != version.Ctl):
 		return nil, fmt.Errorf("--gpus-flag: %s leads to %s: remove it first", cdiHookLink, link.Before)
 	case o.GPUsFlag && program != "":
 		p.note("--gpus-flag places no link: %s is there", program)

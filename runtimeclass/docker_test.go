@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 const ourDockerRuntime = `{
@@ -54,7 +55,7 @@ func TestInstallDocker(t *testing.T) {
 			text: `{"default-runtime": "crun", "runtimes": {"crun": {"path": "/usr/bin/crun"}}}`,
 			want: "{\n  \"default-runtime\": \"nvidia\",\n  \"runtimes\": {\n    \"crun\": {\n      \"path\": \"/usr/bin/crun\"\n    },\n    \"nvidia\": {\n      \"runtimeType\": \"io.containerd.nvidia.v2\"\n    }\n  }\n}\n"},
 		{name: "out of PATH", reg: Registration{BinDir: "/opt/s"}, text: "{}",
-			want: strings.Replace(ourDockerRuntime, RuntimeType, "/opt/s/"+ShimName, 1)},
+			want: strings.Replace(ourDockerRuntime, RuntimeType, "/opt/s/"+version.Shim, 1)},
 		{name: "in place of NVIDIA's toolkit", reg: Registration{Replace: true},
 			text: `{"runtimes": {"nvidia": {"args": [],   "path": "nvidia-container-runtime"}}}`, want: ourDockerRuntime},
 		{name: "in place of NVIDIA's toolkit as the default", reg: Registration{Replace: true},
@@ -312,7 +313,7 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 			err: cdiHookLink + " leads to /bin/false: remove it first"},
 		{name: "that link over NVIDIA's", to: "/bin/false", file: usr, note: "remove it", err: "leads to /bin/false: remove it first"},
 		{name: "a link to nothing", to: "/opt/gone", err: "leads to /opt/gone: remove it first"},
-		{name: "our link, and NVIDIA's behind it", to: CtlName, file: usr, flag: "places no link: " + usr},
+		{name: "our link, and NVIDIA's behind it", to: version.Ctl, file: usr, flag: "places no link: " + usr},
 	} {
 		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
 		for _, name := range []string{"/bin/false", "/bin/toolkit", c.file} {
@@ -346,7 +347,7 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 
 // The link is in the record: a second installation changes nothing, and uninstall removes it.
 func TestTheLinkForTheGPUsFlag(t *testing.T) {
-	for dir, to := range map[string]string{DefaultBinDir: CtlName, PackageBinDir: "/usr/bin/" + CtlName, "/opt/x": "/opt/x/" + CtlName} {
+	for dir, to := range map[string]string{DefaultBinDir: version.Ctl, PackageBinDir: "/usr/bin/" + version.Ctl, "/opt/x": "/opt/x/" + version.Ctl} {
 		h := dockerTree(t, "{}")
 		before := testtree.Contents(t, h.Root)
 		o := options(t)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // This file plans what an installation writes besides a daemon's configuration: the programs, the
@@ -86,7 +87,7 @@ func (p *Plan) installUnit(binDir string) error {
 		if err != nil {
 			return err
 		}
-		text = bytes.Replace(text, []byte(path.Join(DefaultBinDir, CtlName)), []byte(path.Join(binDir, CtlName)), 1)
+		text = bytes.Replace(text, []byte(path.Join(DefaultBinDir, version.Ctl)), []byte(path.Join(binDir, version.Ctl)), 1)
 		unit, err := p.Host.Change(hosttree.OtherFile, name, text)
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Install plans the installation of the programs, the handler and everything else that the options
@@ -104,7 +105,7 @@ func (p *Plan) unregister(o Options, but string) error {
 // keepNeeded makes an uninstallation leave the programs if daemons still have runtimes that start
 // the shim: those that an operator wrote for Docker, or for a daemon without an installation.
 func (p *Plan) keepNeeded(o Options) {
-	goes := func(c hosttree.Change) bool { return path.Base(c.Path) == ShimName && c.After == nil }
+	goes := func(c hosttree.Change) bool { return path.Base(c.Path) == version.Shim && c.After == nil }
 	if !slices.ContainsFunc(p.Programs, goes) {
 		return
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // options returns the options to install everything into a tree with containerd.
@@ -77,7 +78,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	plan, err := Install(h, o)
 	check(t, err)
 	want := []string{
-		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, "/usr/local/bin/" + NVMLName, testConfig + hosttree.BackupSuffix, testConfig,
+		"/usr/local/bin/" + version.Shim, "/usr/local/bin/" + version.Ctl, "/usr/local/bin/" + version.NVML, testConfig + hosttree.BackupSuffix, testConfig,
 		cdiPath, cdiService, UnitPath, "/etc/nvidia-shim/config.toml", UnitLink, "/etc/nvidia-shim/installed.json",
 	}
 	if got := changedFiles(plan); !reflect.DeepEqual(got, want) || plan.Handler != "nvidia" || plan.Restart.String() != "systemctl restart containerd" {
@@ -105,8 +106,8 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	removal := applied(t)(Uninstall(h, o))
 	// A running shim keeps its file, by whatever name; one of a user or a container does not.
 	r := testtree.Root{TB: t, Dir: t.TempDir()}
-	check(t, os.Link(shim, filepath.Join(r.Dir, ShimName)))
-	r.Process("proc", 7, ShimName, nil)
+	check(t, os.Link(shim, filepath.Join(r.Dir, version.Shim)))
+	r.Process("proc", 7, version.Shim, nil)
 	if stay, err := removal.RemovePrograms(procfs.FS(r.Dir + "/proc")); err != nil || len(stay) != 3 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
@@ -190,7 +191,7 @@ func TestUndo(t *testing.T) {
 	for made := range 12 {
 		h := containerdTree(t, "v2-1.7.toml", "", v1735)
 		o := options(t)
-		shim := h.Real("/usr/local/bin/" + ShimName)
+		shim := h.Real("/usr/local/bin/" + version.Shim)
 		write(t, shim, "an older program\n")
 		check(t, os.Chmod(shim, hosttree.ProgramMode))
 		before := testtree.Contents(t, h.Root)

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // invented is all that a further daemon needs. Its configuration has a line "handler = program" for
@@ -88,7 +89,7 @@ func TestADaemonIsOneFile(t *testing.T) {
 	o.Target, o.ConfigFile = found[0].Target, found[0].ConfigFile
 	for range 2 {
 		p := applied(t)(Install(h, o))
-		if text := string(read(t, h.Real(inventedConfig))); strings.Count(text, "nvidia = /usr/local/bin/"+ShimName) != 1 || !strings.HasPrefix(text, "debug = no\n") {
+		if text := string(read(t, h.Real(inventedConfig))); strings.Count(text, "nvidia = /usr/local/bin/"+version.Shim) != 1 || !strings.HasPrefix(text, "debug = no\n") {
 			t.Errorf("installed:\n%s", text)
 		}
 		if p.Restart.String() != "systemctl restart inventd" || p.Restart.Containers() != "containers stop" {
@@ -112,7 +113,7 @@ func TestADaemonIsOneFile(t *testing.T) {
 func TestARuntimeOfAFurtherDaemonKeepsThePrograms(t *testing.T) {
 	addInvented(t)
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
-	write(t, h.Real(inventedConfig), "gpu = /usr/local/bin/"+ShimName+"\n")
+	write(t, h.Real(inventedConfig), "gpu = /usr/local/bin/"+version.Shim+"\n")
 	applied(t)(Install(h, o))
 	if p := uninstall(t, h, o); !slices.Equal(p.NeededBy, []string{inventedConfig + ": gpu"}) || programs(t, h) == 0 {
 		t.Errorf("needed by %v, %d programs", p.NeededBy, programs(t, h))

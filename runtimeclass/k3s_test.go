@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 const k3sDir = "/var/lib/rancher/k3s/agent/etc/containerd/"
@@ -88,7 +89,7 @@ func TestInstallDistribution(t *testing.T) {
 			applied(t)(plan, err)
 			after := testtree.Contents(t, h.Root)
 			checkKept(t, before, after, k3sDir+c.changed)
-			for _, want := range []string{c.systemd, "runtimes." + c.handler + "]", "/usr/local/bin/" + ShimName} {
+			for _, want := range []string{c.systemd, "runtimes." + c.handler + "]", "/usr/local/bin/" + version.Shim} {
 				if !strings.Contains(after[k3sDir+c.changed], want) || plan.Handler != c.handler {
 					t.Errorf("handler %q, no %q in\n%s", plan.Handler, want, after[k3sDir+c.changed])
 				}
@@ -217,9 +218,9 @@ func TestKindCluster(t *testing.T) {
 			t.Fatalf("%v\n%s", err, text)
 		}
 		want := []mount{
-			{"hostPath": reg.BinDir + "/" + ShimName, "containerPath": "/usr/local/bin/" + ShimName, "readOnly": true},
-			{"hostPath": reg.BinDir + "/" + CtlName, "containerPath": "/usr/local/bin/" + CtlName, "readOnly": true},
-			{"hostPath": reg.BinDir + "/" + NVMLName, "containerPath": "/usr/local/bin/" + NVMLName, "readOnly": true},
+			{"hostPath": reg.BinDir + "/" + version.Shim, "containerPath": "/usr/local/bin/" + version.Shim, "readOnly": true},
+			{"hostPath": reg.BinDir + "/" + version.Ctl, "containerPath": "/usr/local/bin/" + version.Ctl, "readOnly": true},
+			{"hostPath": reg.BinDir + "/" + version.NVML, "containerPath": "/usr/local/bin/" + version.NVML, "readOnly": true},
 			{"hostPath": "/dev/null", "containerPath": "/var/run/nvidia-container-devices/all"},
 		}
 		if !reflect.DeepEqual(cluster.Nodes[0].ExtraMounts, want) {
@@ -236,7 +237,7 @@ func TestKindCluster(t *testing.T) {
 			text, err := toml.Marshal(config)
 			check(t, err)
 			c := parsed(t, text)
-			if r := c.Runtimes[reg.Handler]; r.Path != "/usr/local/bin/"+ShimName || r.Type != stockType || (c.Default == reg.Handler) != reg.Default || c.Runtimes["runc"].Type == "" {
+			if r := c.Runtimes[reg.Handler]; r.Path != "/usr/local/bin/"+version.Shim || r.Type != stockType || (c.Default == reg.Handler) != reg.Default || c.Runtimes["runc"].Type == "" {
 				t.Errorf("%s: %+v, default %q", name, c.Runtimes, c.Default)
 			}
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // kind is a cluster whose nodes are containers, each with a containerd of its own. Nothing is
@@ -34,12 +36,12 @@ containerdConfigPatches:
 // if the host's Docker runs the shim or NVIDIA's runtime by default, the GPUs. The registration
 // must be valid.
 func kindCluster(r Registration) string {
-	patch := func(version int, plugin string) string {
-		text := fmt.Sprintf("version = %d\n", version)
+	patch := func(format int, plugin string) string {
+		text := fmt.Sprintf("version = %d\n", format)
 		if r.Default {
 			text += defaultTable(plugin, r.Handler)
 		}
-		text += Runtime{Type: stockType, Path: path.Join(DefaultBinDir, ShimName)}.tables(plugin, r.Handler)
+		text += Runtime{Type: stockType, Path: path.Join(DefaultBinDir, version.Shim)}.tables(plugin, r.Handler)
 		return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
 	}
 	mounts := ""

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // A daemon's own `config migrate` writes its whole configuration without our marks. Afterwards
@@ -22,12 +23,12 @@ func TestContainerdMigratesAnInstallation(t *testing.T) {
 	record := RecordPath
 	t.Cleanup(func() { RecordPath = record })
 	for _, program := range all {
-		version, err := DaemonVersion(t.Context(), program)
+		daemon, err := DaemonVersion(t.Context(), program)
 		check(t, err)
-		t.Run(version.String(), func(t *testing.T) {
+		t.Run(daemon.String(), func(t *testing.T) {
 			dir := t.TempDir()
 			RecordPath = filepath.Join(dir, "record/installed.json")
-			h, o := Host{Daemon: version, Program: program}, options(t)
+			h, o := Host{Daemon: daemon, Program: program}, options(t)
 			o.ConfigFile, o.Registration.BinDir, o.Registration.Default = filepath.Join(dir, "config.toml"), filepath.Join(dir, "bin"), true
 			o.PrepareUnit, o.WriteShimConfig, o.ShimConfig = false, false, filepath.Join(dir, "shim.toml")
 			write(t, o.ConfigFile, "version = 2\n"+runtimesIn(criV2))
@@ -70,7 +71,7 @@ func TestContainerdMigratesAnInstallation(t *testing.T) {
 			if c.Runtimes["kata"].Type == "" || c.Runtimes["runc"].Options["SystemdCgroup"] != true {
 				t.Errorf("lost: %+v", c)
 			}
-			if _, err := os.Stat(filepath.Join(o.Registration.BinDir, ShimName)); err == nil {
+			if _, err := os.Stat(filepath.Join(o.Registration.BinDir, version.Shim)); err == nil {
 				t.Error("the shim is left")
 			}
 		})

@@ -7,12 +7,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
-// Names of the shim. containerd derives the program's name from the runtime type.
+// Types of runtimes, of this shim and of runc. containerd derives the program's name from the runtime type.
 const (
 	RuntimeType = "io.containerd.nvidia.v2"
-	ShimName    = version.Shim
-	CtlName     = version.Ctl
-	NVMLName    = version.NVML
 	stockType   = "io.containerd.runc.v2"
 )
 
@@ -31,7 +28,7 @@ const PackageBinDir = "/usr/bin"
 const ServicePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Programs are the programs that an installation copies to its directory.
-var Programs = []string{ShimName, CtlName, NVMLName}
+var Programs = []string{version.Shim, version.Ctl, version.NVML}
 
 // Paths of the unit that runs `nvidia-shimctl prepare` at boot. UnitLink is the link that systemctl
 // enable creates.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Options select what to install, and for which daemon.
@@ -86,7 +87,7 @@ func (r Registration) Validate() error {
 	return nil
 }
 
-func (r Registration) shim() string { return path.Join(r.BinDir, ShimName) }
+func (r Registration) shim() string { return path.Join(r.BinDir, version.Shim) }
 
 // inPath reports whether a daemon with the usual PATH finds the shim by its name.
 func (r Registration) inPath() bool {

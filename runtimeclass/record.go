@@ -54,7 +54,7 @@ func Registered(h Host, o Options) ([]Options, error) {
 // RemovePrograms removes the programs of an uninstallation, unless a process of the host runs the
 // shim: containerd needs its file to clean up after it. It returns the paths that stay.
 func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
-	shims := proc.Running(ShimName)
+	shims := proc.Running(version.Shim)
 	runs := func(c hosttree.Change) bool {
 		// guard: processes: shims of the host keep programs
 		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Executes(p.Host.Real(c.Path)) })

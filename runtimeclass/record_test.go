@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 func uninstall(t *testing.T, h Host, o Options) Plan {
@@ -58,7 +59,7 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	if now := testtree.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
-	for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, ShimName), DefaultDockerConfig} {
+	for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, version.Shim), DefaultDockerConfig} {
 		if !slices.Contains(p.Removed(), name) {
 			t.Errorf("the plan does not list %s: %v", name, p.Removed())
 		}
@@ -82,13 +83,13 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 		t.Errorf("not as before: %v", now)
 	}
 
-	check(t, os.Remove(h.Real(path.Join(DefaultBinDir, CtlName))))
+	check(t, os.Remove(h.Real(path.Join(DefaultBinDir, version.Ctl))))
 	applied(t)(Install(h, o))
-	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	write(t, h.Real(path.Join(DefaultBinDir, version.Ctl)), "the operator's\n")
 	write(t, h.Real(UnitPath), "[Unit]\n")
 	p := uninstall(t, h, o)
 	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || testtree.Tree(t, h.Root)[UnitPath] == "" ||
-		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, CtlName+" stays") {
+		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, version.Ctl+" stays") {
 		t.Errorf("changed files: %v", notes)
 	}
 }
@@ -109,18 +110,18 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 		t.Errorf("not as before: %v", now)
 	}
 	// A program that changed since stays, and so does the backup of what it replaced.
-	check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, ShimName)), 0o700))
+	check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, version.Shim)), 0o700))
 	applied(t)(Install(h, o))
-	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	write(t, h.Real(path.Join(DefaultBinDir, version.Ctl)), "the operator's\n")
 	uninstall(t, h, o)
 	now := testtree.Tree(t, h.Root)
-	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + hosttree.BackupSuffix: "an older"} {
+	for name, want := range map[string]string{version.Shim: "an older", version.Ctl: "the operator's", version.Ctl + hosttree.BackupSuffix: "an older"} {
 		if !strings.Contains(now[path.Join(DefaultBinDir, name)], want) {
 			t.Errorf("%s: %q, want %s", name, now[path.Join(DefaultBinDir, name)], want)
 		}
 	}
 	applied(t)(Install(h, o))
-	if uninstall(t, h, o); !strings.Contains(testtree.Tree(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
+	if uninstall(t, h, o); !strings.Contains(testtree.Tree(t, h.Root)[path.Join(DefaultBinDir, version.Ctl)], "the operator's") {
 		t.Error("after a second installation the operator's program did not come back")
 	}
 }
@@ -206,8 +207,8 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 		"{\n  \"debug\": true,\n  \"runtimes\": {\n    \"nvidia\": {\n      \"runtimeType\": \"io.containerd.nvidia.v2\"\n    }\n  }\n}\n",
 	} {
 		h, o := dockerTree(t, text), withDocker(options(t))
-		write(t, h.Real(path.Join(DefaultBinDir, ShimName)), "a program\n")
-		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, ShimName)), hosttree.ProgramMode))
+		write(t, h.Real(path.Join(DefaultBinDir, version.Shim)), "a program\n")
+		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, version.Shim)), hosttree.ProgramMode))
 		before := testtree.Tree(t, h.Root)
 		if list, err := Registered(h, o); err != nil || len(list) > 0 {
 			t.Errorf("%s: registrations %+v, %v", text, list, err)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // reportSources is a variable so that tests can replace it.
@@ -57,7 +57,7 @@ func bundleCommand(run func(context.Context, []string, io.Writer, io.Writer) int
 
 // common returns the beginning of the other commands' command lines.
 func common(c *cli.Command) []string {
-	args := []string{runtimeclass.CtlName, "--json"}
+	args := []string{version.Ctl, "--json"}
 	if c.String("config") != "" {
 		args = append(args, "--config", c.String("config"))
 	}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // addExamples adds examples to a command's --help.
@@ -14,7 +14,7 @@ func addExamples(c *cli.Command) {
 }
 
 var examples = map[string][]string{
-	runtimeclass.CtlName: {"nvidia-shimctl install --dry-run", "nvidia-shimctl check", "nvidia-shimctl help plan"},
+	version.Ctl: {"nvidia-shimctl install --dry-run", "nvidia-shimctl check", "nvidia-shimctl help plan"},
 
 	"info":      {"nvidia-shimctl info", "nvidia-shimctl --json info"},
 	"status":    {"nvidia-shimctl status", "nvidia-shimctl status --watch --interval 5s"},

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -60,7 +61,7 @@ func TestInstallCommand(t *testing.T) {
 	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(testtree.Tree(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
-	contains(t, diff, `+  default_runtime_name = "nvidia"`, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
+	contains(t, diff, `+  default_runtime_name = "nvidia"`, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+version.Shim)
 
 	status, out, _ := ctl(t, args...)
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
@@ -119,7 +120,7 @@ func TestADryRunIsAPatch(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	patch := exec.Command("patch", "-d", root, "-p1", "--fuzz=0")
 	patch.Stdin = strings.NewReader(fine(t, "install", "--root", root, "--from", from, "--dry-run"))
-	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(testtree.Tree(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
+	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(testtree.Tree(t, root)[runtimeclass.DefaultContainerdConfig], version.Shim) {
 		t.Errorf("%v %s", err, out)
 	}
 }
@@ -202,7 +203,7 @@ func TestUninstallSaysWhatStillStartsThePrograms(t *testing.T) {
 	if status != 1 || !strings.Contains(errs, "the programs stay") || !strings.Contains(errs, runtimeclass.DefaultDockerConfig+": gpu") {
 		t.Errorf("status %d, %s", status, errs)
 	}
-	if _, err := os.Stat(filepath.Join(root, runtimeclass.DefaultBinDir, runtimeclass.ShimName)); err != nil {
+	if _, err := os.Stat(filepath.Join(root, runtimeclass.DefaultBinDir, version.Shim)); err != nil {
 		t.Error(err)
 	}
 }
@@ -233,7 +234,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a tree that does not exist":        {[]string{"install", "--root", root + "x", "--from", from}, 2, "absolute path of a directory"},
 		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
 		"JSON of kind's YAML":               {[]string{"--json", "install", "--target", "kind"}, 2, "is YAML"},
-		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
+		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, version.Shim},
 		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here; found containerd (/usr/bin/containerd): name one with --target, or install or start rke2 first"},
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"the daemons' own runtime":          {[]string{"install", "--root", root, "--from", from, "--handler", "runc", "--replace"}, 2, `handler "runc" is the runtime that containerd and Docker have built in`},
@@ -316,12 +317,12 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 		t.Errorf("two registrations: %d %s", status, errs)
 	}
 	fine(t, "uninstall", "--root", root, "--target", "containerd")
-	if testtree.Tree(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
+	if testtree.Tree(t, root)["/usr/local/bin/"+version.Shim] == "" {
 		t.Error("Docker's shim was removed")
 	}
 	var o installation
 	decode(t, fine(t, "--json", "uninstall", "--root", root, "--dry-run"), &o)
-	if len(o.Written) > 0 || !slices.Contains(o.Removed, runtimeclass.RecordPath) || !slices.Contains(o.Removed, "/usr/local/bin/"+runtimeclass.ShimName) || !slices.Contains(o.Removed, runtimeclass.DefaultDockerConfig) {
+	if len(o.Written) > 0 || !slices.Contains(o.Removed, runtimeclass.RecordPath) || !slices.Contains(o.Removed, "/usr/local/bin/"+version.Shim) || !slices.Contains(o.Removed, runtimeclass.DefaultDockerConfig) {
 		t.Errorf("the dry run does not list all that is removed: %+v", o)
 	}
 	fine(t, "uninstall", "--root", root)
@@ -363,7 +364,7 @@ func TestInstallTreatsATreeAsData(t *testing.T) {
 	if got := testtree.Contents(t, outside); len(got) > 0 {
 		t.Errorf("written outside the tree: %v", got)
 	}
-	for _, name := range []string{runtimeclass.ShimName, "installed.json"} {
+	for _, name := range []string{version.Shim, "installed.json"} {
 		if testtree.Tree(t, root)[filepath.Join(outside, name)] == "" {
 			t.Errorf("%s is not where the link leads within the tree", name)
 		}

@@ -31,7 +31,7 @@ func main() {
 // newApp makes the command line. Each run needs its own: the library stores parsed values in it.
 func newApp(stdout, stderr io.Writer) *cli.Command {
 	app := &cli.Command{
-		Name:    runtimeclass.CtlName,
+		Name:    version.Ctl,
 		Usage:   "operate the containerd shim io.containerd.nvidia.v2: its GPUs, plans and installation",
 		Version: version.Version + " (" + version.Revision + ")",
 		Writer:  stdout, ErrWriter: stderr,

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/node"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/serve"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -77,7 +78,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		}
 	}
 	// The image has no C library, so the installed program asks NVML.
-	askingProgram = filepath.Join(i.Registration.BinDir, runtimeclass.CtlName)
+	askingProgram = filepath.Join(i.Registration.BinDir, version.Ctl)
 	failed, err := serveReady(ctx, c.Uint16("ready-port"), &k)
 	switch {
 	case err != nil:

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/serve"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -63,7 +64,7 @@ func enterHost(c *cli.Command) error {
 		}
 		return nil
 	}
-	askingProgram = filepath.Join(c.String("bin-dir"), runtimeclass.CtlName)
+	askingProgram = filepath.Join(c.String("bin-dir"), version.Ctl)
 	_, _, err := node.EnterHost(root)
 	return err
 }

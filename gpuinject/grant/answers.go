@@ -34,8 +34,8 @@ func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 	return set, err
 }
 
-// selectEach resolves ids that the container may have, one by one. missing is the first id that this host does
-// not have or that NVML did not resolve.
+// selectEach resolves ids that the container may have, one by one. missing is the first id that this
+// host does not have or that NVML did not resolve.
 func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing string, err error) {
 	for _, id := range ids {
 		one, err := selectIDs(h, []string{id}, a)

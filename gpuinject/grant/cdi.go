@@ -16,7 +16,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// takeOver takes the devices that CDI added to the specification: they are asked for, and allowed. Nodes are identified by their device numbers, not by their names.
+// takeOver takes the devices that CDI added to the specification: they are asked for, and allowed.
+// Nodes are identified by their device numbers, not by their names.
 func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	g := Grant{Request: c.Request}
 	err := checkStale(c, h)

@@ -69,8 +69,8 @@ func (g Allowed) AllowsAll(set device.Set) bool {
 // Nothing reports whether nothing may be selected.
 func (g Allowed) Nothing() bool { return !g.All && g.Set.Empty() }
 
-// EnvironmentDecides returns why the container's environment alone decides what it gets, or "" if it does
-// not.
+// EnvironmentDecides returns why the container's environment alone decides what it gets, or "" if it
+// does not.
 func EnvironmentDecides(p config.Policy, c request.Container) string {
 	switch {
 	// guard: grant: not by a pod's environment

@@ -11,7 +11,7 @@
 // NVIDIA_REQUIRE_CUDA); the device list mounted below /var/run/nvidia-container-devices; CDI
 // annotations; and devices that a CDI specification has already added to config.json.
 //
-// A Request gives no right to a device: package policy decides. This package reads nothing of the host. It
-// must never resolve an identifier, open a file, or use a value of the container's environment as
-// anything but data.
+// A Request gives no right to a device: package policy decides. This package reads nothing of the
+// host. It must never resolve an identifier, open a file, or use a value of the container's
+// environment as anything but data.
 package request

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -19,7 +20,7 @@ func TestTheCDIHookStepsAsideForNVIDIAs(t *testing.T) {
 	tree.Type(t, nil, fmt.Sprintf("mkdir -p /etc/docker %[1]s/upper %[1]s/work && mount -t overlay -o lowerdir=/usr/bin,upperdir=%[1]s/upper,workdir=%[1]s/work overlay /usr/bin && rm -f /usr/local/bin/nvidia-*-hook /usr/bin/nvidia-*-hook", dir))
 	simhost.WriteFile(t, tree.Root+runtimeclass.DefaultDockerConfig, "{}")
 	simhost.WriteFile(t, tree.Root+"/usr/local/bin/dockerd", "")
-	ctl := filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)
+	ctl := filepath.Join(testenv.ShimDir(), version.Ctl)
 	tree.Type(t, nil, ctl+" install --target docker --docker-config "+runtimeclass.DefaultDockerConfig+" --gpus-flag")
 
 	const hook = "env -i A=1 B= timeout 20 /usr/local/bin/nvidia-cdi-hook update-ldcache --folder 'a b'"

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -22,7 +23,7 @@ func TestOnlyTheNVMLProgramNeedsACLibrary(t *testing.T) {
 		}
 		defer f.Close()
 		libraries, err := f.ImportedLibraries()
-		if err != nil || (len(libraries) > 0) != (name == runtimeclass.NVMLName) {
+		if err != nil || (len(libraries) > 0) != (name == version.NVML) {
 			t.Errorf("%s needs %v, %v", name, libraries, err)
 		}
 	}
@@ -30,14 +31,14 @@ func TestOnlyTheNVMLProgramNeedsACLibrary(t *testing.T) {
 
 // docs/install.md and the packages promise this version.
 func TestTheNVMLProgramRunsWithGlibc234(t *testing.T) {
-	testenv.RunsWithGlibc234(t, filepath.Join(testenv.ShimDir(), runtimeclass.NVMLName))
+	testenv.RunsWithGlibc234(t, filepath.Join(testenv.ShimDir(), version.NVML))
 }
 
 func TestNVMLIsAskedByTheProgramBeside(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	simhost.Want(t, h.Ctl(t, "probe"), `"cuda": "13.0"`)
 	dir := t.TempDir()
-	program, err := os.ReadFile(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName))
+	program, err := os.ReadFile(filepath.Join(testenv.ShimDir(), version.Ctl))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,13 +49,13 @@ func TestNVMLIsAskedByTheProgramBeside(t *testing.T) {
 	}
 	probe := func(want string) {
 		t.Helper()
-		cmd := exec.Command(filepath.Join(dir, runtimeclass.CtlName), "--config", h.Driver.ConfigPath, "probe")
+		cmd := exec.Command(filepath.Join(dir, version.Ctl), "--config", h.Driver.ConfigPath, "probe")
 		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("%v, want %q: %s", err, want, out)
 		}
 	}
-	write(runtimeclass.CtlName, program)
+	write(version.Ctl, program)
 	probe("NVML cannot be asked: nvidia-shim-nvml is not beside the shim: install it at " + dir)
-	write(runtimeclass.NVMLName, []byte("of another architecture"))
+	write(version.NVML, []byte("of another architecture"))
 	probe("nvidia-shim-nvml needs the C library of this host")
 }

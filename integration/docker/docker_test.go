@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -225,7 +226,7 @@ func (e *engine) replacePrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	installed := filepath.Join(e.Dir, runtimeclass.DefaultBinDir, runtimeclass.ShimName)
+	installed := filepath.Join(e.Dir, runtimeclass.DefaultBinDir, version.Shim)
 	before, _ := os.Stat(installed)
 	e.shimctl(t, "install", "--from", dir)
 	t.Cleanup(func() { e.install(t) })

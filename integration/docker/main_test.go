@@ -15,12 +15,13 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // programs are what the tests need of bin/.
 var programs = []string{
-	runtimeclass.ShimName, runtimeclass.CtlName, runtimeclass.NVMLName, "docker/dockerd", "docker/docker-proxy",
+	version.Shim, version.Ctl, version.NVML, "docker/dockerd", "docker/docker-proxy",
 	"docker/docker", "docker/docker-buildx", "docker/docker-compose",
 }
 
@@ -233,7 +234,7 @@ func (e *engine) uninstall(t testing.TB) {
 func (e *engine) shimctl(t testing.TB, args ...string) {
 	t.Helper()
 	args = append(args, "--target", "docker", "--root", e.Dir)
-	if out, err := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(filepath.Join(testenv.ShimDir(), version.Ctl), args...).CombinedOutput(); err != nil {
 		t.Fatalf("nvidia-shimctl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 func TestMain(m *testing.M) { simhost.Main(m) }
@@ -47,7 +47,7 @@ type plan struct {
 func ctl(t *testing.T, d *sim.Driver, args ...string) string {
 	t.Helper()
 	const limit = 15 * time.Second
-	cmd := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), append([]string{"--config", d.ConfigPath, "--json"}, args...)...)
+	cmd := exec.Command(filepath.Join(testenv.ShimDir(), version.Ctl), append([]string{"--config", d.ConfigPath, "--json"}, args...)...)
 	r, err := testenv.Output(limit, cmd)
 	if err != nil {
 		t.Fatalf("nvidia-shimctl %s: %v: %s", strings.Join(args, " "), err, r.Error)
@@ -339,7 +339,7 @@ func TestAFaultyGPUUnderContainerd(t *testing.T) {
 func TestASickGPUUnderContainerd(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 2}})
 	serve := &testenv.Command{Name: "serve", Dir: t.TempDir(), Log: filepath.Join(t.TempDir(), "log"),
-		Argv: []string{filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", h.Driver.ConfigPath, "serve", "--listen", "127.0.0.1:0"}}
+		Argv: []string{filepath.Join(testenv.ShimDir(), version.Ctl), "--config", h.Driver.ConfigPath, "serve", "--listen", "127.0.0.1:0"}}
 	testtree.Check(t, serve.Start())
 	t.Cleanup(serve.Stop)
 	name := filepath.Join(h.Driver.StateDir, health.Name)

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -78,7 +79,7 @@ func (n ctkNode) runtimes(t *testing.T) (list map[string]any, byDefault string) 
 // isOurs reports whether a runtime of a dump starts this shim, and nothing of NVIDIA's toolkit.
 func isOurs(runtime any) bool {
 	text := fmt.Sprint(runtime)
-	return (strings.Contains(text, "io.containerd.nvidia.v2") || strings.Contains(text, runtimeclass.ShimName)) && !strings.Contains(text, "nvidia-container-runtime")
+	return (strings.Contains(text, "io.containerd.nvidia.v2") || strings.Contains(text, version.Shim)) && !strings.Contains(text, "nvidia-container-runtime")
 }
 
 // ctkConfig names runc: nvidia-ctk 1.20.2 would take the built-in one from containerd 1.7.

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -22,7 +23,7 @@ func (n *nodeTree) kill(t *testing.T, d daemonOfNode, args, file string) {
 	for fd := range 40 { // of the directory
 		command += fmt.Sprintf(" -P /proc/self/fd/%d/%s", fd, file)
 	}
-	out, status, _ := n.run(t, d.process, command+" "+filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)+" "+args)
+	out, status, _ := n.run(t, d.process, command+" "+filepath.Join(testenv.ShimDir(), version.Ctl)+" "+args)
 	if status != "137" {
 		t.Fatalf("%s is not killed at %s: exit status %s\n%s", args, file, status, out)
 	}
@@ -31,7 +32,7 @@ func (n *nodeTree) kill(t *testing.T, d daemonOfNode, args, file string) {
 // then runs nvidia-shimctl after a kill, and compares the files.
 func (n *nodeTree) then(t *testing.T, d daemonOfNode, args, what string, want []string) {
 	t.Helper()
-	if out, status, _ := n.run(t, d.process, filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)+" "+args); status != "0" {
+	if out, status, _ := n.run(t, d.process, filepath.Join(testenv.ShimDir(), version.Ctl)+" "+args); status != "0" {
 		t.Fatalf("%s: exit status %s\n%s", args, status, out)
 	}
 	simhost.Same(t, what, want, n.files(t))
@@ -45,13 +46,13 @@ func TestTheNodeCommandIsKilledBetweenTwoFiles(t *testing.T) {
 	for name, text := range d.files {
 		n.write(t, name, text)
 	}
-	simhost.Script(t, filepath.Join(n.Root, runtimeclass.DefaultBinDir, runtimeclass.CtlName), "# an older one")
+	simhost.Script(t, filepath.Join(n.Root, runtimeclass.DefaultBinDir, version.Ctl), "# an older one")
 	before := n.files(t)
 	n.ctl(t, d.process, keepNode, 0, d.install...)
 	installed := n.files(t)
 	n.then(t, d, removeNode, "removed", before)
 	for i, file := range append([]string{
-		runtimeclass.CtlName + hosttree.BackupSuffix, "nvidia-shim-node.restart", "installed.json",
+		version.Ctl + hosttree.BackupSuffix, "nvidia-shim-node.restart", "installed.json",
 		"daemon.json" + hosttree.BackupSuffix, "daemon.json",
 	}, runtimeclass.Programs[1:]...) {
 		n.kill(t, d, keepNode, file)
@@ -73,8 +74,8 @@ func TestTheOlderProgramsReturnIfTheNewerFail(t *testing.T) {
 	n := newNodeTree(t, d.bin)
 	n.ctl(t, d.process, keepNode, 0, d.install...)
 	installed := n.files(t)
-	n.Type(t, os.Environ(), "mkdir /run/newer && cp "+testenv.ShimDir()+"/nvidia-* /run/newer && echo >>/run/newer/"+runtimeclass.CtlName)
-	simhost.Script(t, filepath.Join(n.Root, "/run/newer", runtimeclass.ShimName), "echo broken >&2; exit 3\n")
+	n.Type(t, os.Environ(), "mkdir /run/newer && cp "+testenv.ShimDir()+"/nvidia-* /run/newer && echo >>/run/newer/"+version.Ctl)
+	simhost.Script(t, filepath.Join(n.Root, "/run/newer", version.Shim), "echo broken >&2; exit 3\n")
 	for range 2 {
 		out, status, asked := n.run(t, d.process, "/run/newer/nvidia-shimctl "+keepNode+" 2>&1")
 		if status != "1" || asked != "" {

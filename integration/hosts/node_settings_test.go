@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/node"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -106,4 +107,4 @@ func TestTheNodeCommandSetsAndDropsTheDefault(t *testing.T) {
 	}
 }
 
-func ctlPath() string { return filepath.Join(testenv.ShimDir(), runtimeclass.CtlName) }
+func ctlPath() string { return filepath.Join(testenv.ShimDir(), version.Ctl) }

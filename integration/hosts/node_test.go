@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -73,7 +74,7 @@ echo $? >status`, daemon, command)
 // ctl runs nvidia-shimctl, and checks its exit status and what systemctl is asked to do.
 func (n *nodeTree) ctl(t *testing.T, daemon, args string, status int, asked ...string) string {
 	t.Helper()
-	out, got, text := n.run(t, daemon, filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)+" "+args)
+	out, got, text := n.run(t, daemon, filepath.Join(testenv.ShimDir(), version.Ctl)+" "+args)
 	if got != fmt.Sprint(status) {
 		t.Fatalf("%s: exit status %s, want %d\n%s", args, got, status, out)
 	}
@@ -132,7 +133,7 @@ func daemonsOfNodes(t *testing.T) []daemonOfNode {
 
 // The node command knows the daemon by its process, and registers in its files.
 func TestTheNodeCommandWithEachDaemon(t *testing.T) {
-	version, err := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "version").Output()
+	version, err := exec.Command(filepath.Join(testenv.ShimDir(), version.Ctl), "version").Output()
 	testtree.Check(t, err)
 	v, _, _ := strings.Cut(string(version), " ")
 	for _, d := range daemonsOfNodes(t) {

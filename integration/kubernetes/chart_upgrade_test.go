@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -47,7 +48,7 @@ func packagedPrograms(t *testing.T) string {
 func makeNewerPrograms(t *testing.T, bin string) (dir, old, newer string) {
 	t.Helper()
 	dir = t.TempDir()
-	version, err := exec.Command(filepath.Join(bin, runtimeclass.CtlName), "version").Output()
+	version, err := exec.Command(filepath.Join(bin, version.Ctl), "version").Output()
 	testtree.Check(t, err)
 	old, _, _ = strings.Cut(string(version), " ")
 	newer = "n" + old[1:]
@@ -83,7 +84,7 @@ func (c *cluster) checkShim(t *testing.T, pod *corev1.Pod, dir string, given []s
 	if len(pids) != 1 {
 		t.Fatalf("pod %s has the shims %v", pod.Name, pids)
 	}
-	want, err1 := os.ReadFile(filepath.Join(dir, runtimeclass.ShimName))
+	want, err1 := os.ReadFile(filepath.Join(dir, version.Shim))
 	have, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/exe", pids[0]))
 	if err := errors.Join(err1, err2); err != nil || !bytes.Equal(have, want) {
 		t.Errorf("pod %s does not run under the shim of %s: %v", pod.Name, dir, err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Two clean clones in different directories give the same bytes, and these are what is pushed.
@@ -48,7 +48,7 @@ func TestTwoClonesGiveTheSamePackages(t *testing.T) {
 		t.Errorf("GitHub renames the files of a release that have a ~, and SHA256SUMS no longer has them:\n%s", names)
 	}
 	run(t, "sh", "-c", "cd \"$0\" && tar -xzf *_linux_arm64.tar.gz --strip-components=1", filepath.Join(a, "dist"))
-	testenv.RunsWithGlibc234(t, filepath.Join(a, "dist", runtimeclass.NVMLName))
+	testenv.RunsWithGlibc234(t, filepath.Join(a, "dist", version.NVML))
 	testArchitectures(t, filepath.Join(a, "dist"), crane, testPush(t, a, crane))
 }
 

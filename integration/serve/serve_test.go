@@ -20,7 +20,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 func TestMain(m *testing.M) { simhost.Main(m) }
@@ -85,7 +85,7 @@ func newNode(t *testing.T) *node {
 	n.Refused(t, testenv.RunOptions{
 		Annotations: simhost.PodAnnotations("team", "greedy", "main"), Env: []string{"NVIDIA_VISIBLE_DEVICES=9"}, Args: []string{"true"},
 	}, "unknown GPU")
-	c := start(t, "serve", filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", n.Driver.ConfigPath,
+	c := start(t, "serve", filepath.Join(testenv.ShimDir(), version.Ctl), "--config", n.Driver.ConfigPath,
 		"serve", "--listen", "127.0.0.1:0", "--state", n.State)
 	listening := regexp.MustCompile(`listening on (\S+)\n`)
 	await(t, c, "serve", func() bool {

@@ -18,7 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // soakTime names a duration, such as 1h: the load goes on that long, and is ten times as heavy.
@@ -50,7 +50,7 @@ func TestServeUnderManyConnections(t *testing.T) {
 	testtree.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 20000, Max: max(20000, was.Max)}))
 	t.Cleanup(func() { testtree.Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) })
 	d := sim.New(t, sim.Options{GPUs: 2})
-	c := start(t, "serve", filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir())
+	c := start(t, "serve", filepath.Join(testenv.ShimDir(), version.Ctl), "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir())
 	listening, address := regexp.MustCompile(`listening on (\S+)\n`), ""
 	await(t, c, "serve", func() bool {
 		m := listening.FindStringSubmatch(c.Tail(8 << 10))

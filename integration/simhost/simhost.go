@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -94,7 +95,7 @@ func build(t testing.TB, name string) string {
 // Ctl runs nvidia-shimctl with the host's configuration and returns what it prints.
 func (h *Host) Ctl(t testing.TB, args ...string) string {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), append([]string{"--config", h.Driver.ConfigPath}, args...)...)
+	cmd := exec.Command(filepath.Join(testenv.ShimDir(), version.Ctl), append([]string{"--config", h.Driver.ConfigPath}, args...)...)
 	r, err := testenv.Output(time.Minute, cmd)
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("nvidia-shimctl %s: %v, exit status %d: %s%s", strings.Join(args, " "), err, r.ExitCode, r.Output, r.Error)

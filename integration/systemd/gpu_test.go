@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -61,7 +62,7 @@ func startReal(t *testing.T) *machine {
 // Debian's places below root. ldconfig makes the links.
 func copyDriver(t *testing.T, root string) {
 	t.Helper()
-	out, err := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--json", "info").Output()
+	out, err := exec.Command(filepath.Join(testenv.ShimDir(), version.Ctl), "--json", "info").Output()
 	if err != nil {
 		t.Fatalf("nvidia-shimctl info on the host: %v: %s", err, out)
 	}

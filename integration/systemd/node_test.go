@@ -17,12 +17,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 const (
-	installedShim = runtimeclass.DefaultBinDir + "/" + runtimeclass.ShimName
-	installedCtl  = runtimeclass.DefaultBinDir + "/" + runtimeclass.CtlName
+	installedShim = runtimeclass.DefaultBinDir + "/" + version.Shim
+	installedCtl  = runtimeclass.DefaultBinDir + "/" + version.Ctl
 	// inAccount is a pod's service account.
 	inAccount   = "/srv/account"
 	removeLabel = "nvidia-shim.io/remove"

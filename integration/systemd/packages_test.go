@@ -14,12 +14,13 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 const (
-	packagedShim = "/usr/bin/" + runtimeclass.ShimName
-	packagedCtl  = "/usr/bin/" + runtimeclass.CtlName
+	packagedShim = "/usr/bin/" + version.Shim
+	packagedCtl  = "/usr/bin/" + version.Ctl
 	serveUnit    = "nvidia-shim-serve.service"
 	nextCommand  = "to register the runtime, run: nvidia-shimctl install"
 )
@@ -143,7 +144,7 @@ func (m *machine) useShim(t *testing.T, config string) {
 	m.run(t, packagedCtl, "install", "--target", "containerd", "--containerd", inBin+"/tools/containerd", "--restart")
 	m.run(t, packagedCtl, "install", "--target", "docker")
 	simhost.Want(t, m.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
-	if m.exists(t, runtimeclass.DefaultBinDir+"/"+runtimeclass.ShimName) {
+	if m.exists(t, runtimeclass.DefaultBinDir+"/"+version.Shim) {
 		t.Error("the packaged programs were copied")
 	}
 	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})

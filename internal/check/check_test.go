@@ -15,12 +15,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 const (
-	shimPath = "usr/local/bin/" + runtimeclass.ShimName
-	ctlPath  = "usr/local/bin/" + runtimeclass.CtlName
+	shimPath = "usr/local/bin/" + version.Shim
+	ctlPath  = "usr/local/bin/" + version.Ctl
 	tomlV3   = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n  SystemdCgroup = true\n"
 	nvidia   = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n"
 	byType   = "runtime_type = \"io.containerd.nvidia.v2\"\n"
@@ -135,7 +136,7 @@ func want(t *testing.T, list []Finding, level, text string) {
 func TestAHealthyNode(t *testing.T) {
 	f := healthy(t)
 	for name, text := range map[string]string{
-		"configuration": "enforce", "shim": "/usr/local/bin/" + runtimeclass.ShimName + " 1.2.3", "containerd": "2.4.2", "handler": `"nvidia"`,
+		"configuration": "enforce", "shim": "/usr/local/bin/" + version.Shim + " 1.2.3", "containerd": "2.4.2", "handler": `"nvidia"`,
 		"runc": "1.5.3", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
 		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "health": "nothing watches", "state": "first GPU container",
 		"kubelet": "not a Kubernetes node", "criu": "criu is not installed",
@@ -149,7 +150,7 @@ func TestProblems(t *testing.T) {
 		return func(f *fixture) { f.containerd(tomlV3 + nvidia + text) }
 	}
 	containerd := func(text string) func(*fixture) { return func(f *fixture) { f.containerd(text) } }
-	version := func(program, text string) func(*fixture) { return func(f *fixture) { f.version(program, text) } }
+	prints := func(program, text string) func(*fixture) { return func(f *fixture) { f.version(program, text) } }
 	unit := func(f *fixture) { f.write(runtimeclass.UnitPath, "[Service]\nExecStart=/"+ctlPath+" prepare\n") }
 	const atPath = "runtime_type = \"io.containerd.runc.v2\"\nruntime_path = \"/opt/containerd-shim-nvidia-v2\"\n"
 	for _, c := range []struct {
@@ -165,31 +166,31 @@ func TestProblems(t *testing.T) {
 		{"a shim at a handler's runtime_path only", func(f *fixture) {
 			handler(atPath)(f)
 			f.remove("usr/local/bin")
-			f.script("opt/"+runtimeclass.ShimName, "echo version")
+			f.script("opt/"+version.Shim, "echo version")
 		}, "shim", OK, "/opt/"},
 		{"a runtime_path that cannot be executed", func(f *fixture) {
 			handler(atPath)(f)
-			f.script("opt/"+runtimeclass.ShimName, "echo version")
-			f.chmod("opt/"+runtimeclass.ShimName, 0o644)
+			f.script("opt/"+version.Shim, "echo version")
+			f.chmod("opt/"+version.Shim, 0o644)
 		}, "shim", Problem, "permission denied"},
 		{"a runtime_path that does not exist", handler(atPath), "shim", Problem, "no such file"},
 		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "writable by users other than root"},
 		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF") }, "shim", Problem, "exec format error"},
-		{"containerd with an advisory", version("containerd", "containerd x v2.4.0 abc"), "containerd", Warning,
+		{"containerd with an advisory", prints("containerd", "containerd x v2.4.0 abc"), "containerd", Warning,
 			"containerd 2.4.0 is affected by CVE-2026-53493 (an image with endless references exhausts the daemon's memory), CVE-2026-95839 "},
-		{"containerd with its fix", version("containerd", "containerd x v2.3.2 abc"), "containerd", Warning, "fix: update containerd to 2.3.7, 2.4.2 or later, or check that its package has the fixes"},
-		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "CVE-2026-53488"},
+		{"containerd with its fix", prints("containerd", "containerd x v2.3.2 abc"), "containerd", Warning, "fix: update containerd to 2.3.7, 2.4.2 or later, or check that its package has the fixes"},
+		{"containerd of a distribution", prints("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "CVE-2026-53488"},
 		{"a driver with an advisory", func(f *fixture) {
 			f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.126.09  Release Build\n")
 		}, "driver", Warning, "NVIDIA driver 580.126.9 is affected by CVE-2026-24187 and others (a process with a GPU runs code in the kernel); fix: update NVIDIA driver to 535.309.01, 580.159.03, 595.71.05"},
 		{"no containerd that answers", func(f *fixture) { f.script("usr/bin/containerd", "exit 3") }, "containerd", Problem, "exit status 3"},
 		{"no containerd", func(f *fixture) { f.remove("usr/bin/containerd") }, "containerd", Warning, "--containerd"},
-		{"runc with an advisory", version("runc", "runc version 1.3.5"), "runc", Warning, "CVE-2026-41579"},
-		{"runc whose kernel matters", version("runc", "runc version 1.4.3"), "runc", Warning, "corrupts runc's memory"},
-		{"runc of Debian, which does not keep a node from being installed", version("runc", "runc version 1.1.15+ds1\ncommit: 1.1.15+ds1-2+b4"), "runc", Warning, "runc 1.1.15+ds1"},
-		{"runc of Ubuntu", version("runc", "runc version 1.4.4-0ubuntu1"), "runc", OK, "runc 1.4.4-0ubuntu1"},
-		{"a runc without a version", version("runc", "runc version main"), "runc", Warning, "install a released runc"},
-		{"a pre-release of runc", version("runc", "runc version 1.6.0-rc.1"), "runc", Warning, "CVE-2026-119101"},
+		{"runc with an advisory", prints("runc", "runc version 1.3.5"), "runc", Warning, "CVE-2026-41579"},
+		{"runc whose kernel matters", prints("runc", "runc version 1.4.3"), "runc", Warning, "corrupts runc's memory"},
+		{"runc of Debian, which does not keep a node from being installed", prints("runc", "runc version 1.1.15+ds1\ncommit: 1.1.15+ds1-2+b4"), "runc", Warning, "runc 1.1.15+ds1"},
+		{"runc of Ubuntu", prints("runc", "runc version 1.4.4-0ubuntu1"), "runc", OK, "runc 1.4.4-0ubuntu1"},
+		{"a runc without a version", prints("runc", "runc version main"), "runc", Warning, "install a released runc"},
+		{"a pre-release of runc", prints("runc", "runc version 1.6.0-rc.1"), "runc", Warning, "CVE-2026-119101"},
 		{"a handler with another runc", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"/opt/old/runc\"}\n")(f)
 			f.version("/opt/old/runc", "runc version 1.2.4")
@@ -211,8 +212,8 @@ func TestProblems(t *testing.T) {
 			handler(byType + "options = {BinaryName = \"/usr/bin/youki\"}\n")(f)
 			f.version("youki", "youki 0.5.0")
 		}, "runc", OK, "/usr/bin/youki is neither runc nor crun"},
-		{"a CRIU", version("criu", "Version: 4.3.1"), "criu", OK, "CRIU 4.3.1"},
-		{"an old CRIU", version("criu", "Version: 4.2\nGitID: v4.2"), "criu", OK, `cannot be checkpointed: /usr/bin/criu: CRIU "Version: 4.2" has CVE-2026-119614: update CRIU to 4.3.1`},
+		{"a CRIU", prints("criu", "Version: 4.3.1"), "criu", OK, "CRIU 4.3.1"},
+		{"an old CRIU", prints("criu", "Version: 4.2\nGitID: v4.2"), "criu", OK, `cannot be checkpointed: /usr/bin/criu: CRIU "Version: 4.2" has CVE-2026-119614: update CRIU to 4.3.1`},
 		{"a CRIU that fails", func(f *fixture) { f.script("usr/bin/criu", "exit 3") }, "criu", OK, "exit status 3"},
 		{"no runc", func(f *fixture) { f.remove("usr/bin/runc") }, "runc", Problem, "no container can start"},
 		{"no handler", containerd(tomlV3), "handler", Problem, "no runtime handler"},
@@ -227,7 +228,7 @@ func TestProblems(t *testing.T) {
 		{"an unknown option", handler(byType + "options = {Binary = \"x\"}\n"), "handler", Problem, `unknown key "Binary"`},
 		{"a bad policy", handler(byType + "options = {policy = {kubernetes = \"no\"}}\n"), "handler", Problem, "policy.kubernetes"},
 		{"NVIDIA's runtime below", handler(byType + "options = {BinaryName = \"/usr/bin/nvidia-container-runtime\"}\n"), "handler", Problem, "twice"},
-		{"runtime_type alone before 2.4", version("containerd", "containerd x 2.3.7 abc"), "handler", Warning, "2.3.7"},
+		{"runtime_type alone before 2.4", prints("containerd", "containerd x 2.3.7 abc"), "handler", Warning, "2.3.7"},
 		{"no driver", func(f *fixture) { f.remove("proc/driver") }, "driver", Problem, "prepare --load-modules"},
 		{"no driver, and no GPU", func(f *fixture) { f.remove("proc/driver"); f.remove("sys/bus") }, "driver", Problem, "no NVIDIA GPU on its PCI bus"},
 		{"a driver without a GPU", func(f *fixture) { f.remove("proc/driver/nvidia/gpus") }, "driver", Problem, "no usable GPU"},
@@ -304,14 +305,14 @@ func TestT74AProgramIsNotExecutedBecauseAProcessNamesIt(t *testing.T) {
 	f.process(78, "/opt/x/dockerd", nil)
 	f.process(79, "/opt/x/kubelet", nil)
 	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
-	for _, name := range []string{"containerd", "dockerd", "kubelet", "runc", "criu", runtimeclass.ShimName, runtimeclass.CtlName} {
+	for _, name := range []string{"containerd", "dockerd", "kubelet", "runc", "criu", version.Shim, version.Ctl} {
 		f.script("opt/x/"+name, "touch "+f.Root+"/executed")
 	}
 	const why = ", which is not executed, because only a process or its PATH names it: its version is not checked"
 	want(t, f.check("containerd"), Warning, "containerd is /opt/x/containerd"+why+"; fix: set it with --containerd")
 	want(t, f.check("runc"), Warning, "runc is /opt/x/runc"+why+"; fix: name its path in the handler's BinaryName")
 	want(t, f.check("criu"), OK, "criu is /opt/x/criu"+why)
-	want(t, f.check("shim"), Warning, runtimeclass.ShimName+" is /opt/x/"+runtimeclass.ShimName+why)
+	want(t, f.check("shim"), Warning, version.Shim+" is /opt/x/"+version.Shim+why)
 	if list := f.check("probe"); len(list) > 0 {
 		t.Errorf("%+v", list)
 	}
@@ -340,12 +341,12 @@ func TestAProgramThatOthersCanReplaceIsNotExecuted(t *testing.T) {
 			f.containerd(tomlV3 + nvidia + byType + strings.Replace(nvidia, "]", ".options]", 1) + `BinaryName = "/open/runc"`)
 		},
 		"shim": func(f *fixture) {
-			f.containerd(tomlV3 + nvidia + `runtime_type = "/open/` + runtimeclass.ShimName + `"`)
+			f.containerd(tomlV3 + nvidia + `runtime_type = "/open/` + version.Shim + `"`)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := healthy(t)
-			for _, program := range []string{"containerd", "runc", runtimeclass.ShimName} {
+			for _, program := range []string{"containerd", "runc", version.Shim} {
 				f.script("open/"+program, "touch "+f.Root+"/executed")
 			}
 			f.chmod("open", 0o777)
@@ -375,7 +376,7 @@ func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
 	want(t, f.check("handler"), Problem, "no runtime handler in /var/lib/rancher/rke2/agent/")
 	f.Target = runtimeclass.Docker
 	want(t, f.check("handler"), Problem, "no runtime handler in /etc/docker/daemon.json")
-	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "/usr/local/bin/`+runtimeclass.ShimName+`"}}}`)
+	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "/usr/local/bin/`+version.Shim+`"}}}`)
 	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
 	f.write("etc/docker/daemon.json", "{")
 	want(t, f.check("handler"), Problem, "/etc/docker/daemon.json: line 1: unexpected EOF")

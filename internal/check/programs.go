@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -49,7 +50,7 @@ func (n *node) shims() []string {
 		if filepath.IsAbs(r.Type) {
 			return r.Type
 		}
-		return cmp.Or(r.Path, runtimeclass.ShimName)
+		return cmp.Or(r.Path, version.Shim)
 	})
 }
 
@@ -137,7 +138,7 @@ func checkProbes(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
 		if shim, known, err := n.lookPath(name); err == nil && known { // checkShims reports the others
-			list = append(list, checkProbe(ctx, n, filepath.Join(filepath.Dir(shim), runtimeclass.CtlName))...)
+			list = append(list, checkProbe(ctx, n, filepath.Join(filepath.Dir(shim), version.Ctl))...)
 		}
 	}
 	return list

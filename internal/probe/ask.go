@@ -19,9 +19,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
-// programName is the name of the program that answers.
-const programName = version.Ctl
-
 // socketWait bounds the wait for the kubelet's socket.
 const socketWait = time.Second
 
@@ -141,11 +138,11 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	case decoded == nil:
 		return a, nil
 	case err != nil:
-		return a, fmt.Errorf("%s did not answer within %s", programName, limit)
+		return a, fmt.Errorf("%s did not answer within %s", version.Ctl, limit)
 	case output.N == 0:
-		return a, fmt.Errorf("%s answered more than %d bytes", programName, maxOutput)
+		return a, fmt.Errorf("%s answered more than %d bytes", version.Ctl, maxOutput)
 	case status == 0:
-		return a, fmt.Errorf("%s did not answer in JSON: %w", programName, decoded)
+		return a, fmt.Errorf("%s did not answer in JSON: %w", version.Ctl, decoded)
 	}
 	return a, failure(status, string(stderr))
 }
@@ -153,7 +150,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 // command returns the command that runs the program.
 func command(path string, stdin, stdout *os.File, stderr io.Writer) *exec.Cmd {
 	cmd := exec.Command(path, "probe", "--questions")
-	cmd.Args[0] = programName          // as shown in process lists
+	cmd.Args[0] = version.Ctl          // as shown in process lists
 	cmd.Env, cmd.Dir = []string{}, "/" // guard: probe: empty environment
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -163,9 +160,9 @@ func command(path string, stdin, stdout *os.File, stderr io.Writer) *exec.Cmd {
 // failure returns the error of a program that has failed: its first line.
 func failure(status int, stderr string) error {
 	if line, _, _ := strings.Cut(strings.TrimSpace(stderr), "\n"); line != "" {
-		return errors.New(strings.TrimPrefix(line[:min(len(line), 1024)], programName+": "))
+		return errors.New(strings.TrimPrefix(line[:min(len(line), 1024)], version.Ctl+": "))
 	}
-	return fmt.Errorf("%s ended with status %d and no message", programName, status)
+	return fmt.Errorf("%s ended with status %d and no message", version.Ctl, status)
 }
 
 // readAnswers reads the answers of the program, and calls q.Ready, whose error is refused, when the
@@ -228,7 +225,7 @@ func (f *firstOutput) Write(p []byte) (int, error) {
 }
 
 // Beside returns the nvidia-shimctl beside the running executable.
-func Beside() (string, error) { return besideSelf(programName) }
+func Beside() (string, error) { return besideSelf(version.Ctl) }
 
 // NVMLProgram returns the program beside the running executable that can load NVML.
 func NVMLProgram() (string, error) { return besideSelf(version.NVML) }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 func check(t testing.TB, err error) {
@@ -23,7 +24,7 @@ func check(t testing.TB, err error) {
 // script returns a shell script in the place of nvidia-shimctl.
 func script(t *testing.T, text string) func() (string, error) {
 	t.Helper()
-	name := filepath.Join(t.TempDir(), programName)
+	name := filepath.Join(t.TempDir(), version.Ctl)
 	check(t, os.WriteFile(name, []byte("#!/bin/sh\n"+text+"\n"), 0o755))
 	return func() (string, error) { return name, nil }
 }
@@ -172,7 +173,7 @@ func TestBeside(t *testing.T) {
 	}
 	self, err := os.Readlink("/proc/self/exe")
 	check(t, err)
-	name := filepath.Join(filepath.Dir(self), programName)
+	name := filepath.Join(filepath.Dir(self), version.Ctl)
 	for _, tc := range []struct {
 		name   string
 		change func() error

@@ -3,6 +3,8 @@ package probe
 import (
 	"errors"
 	"os"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // CgroupFD is the descriptor of Questions.Cgroup in the program.
@@ -81,7 +83,7 @@ func askMemory(ask func(Questions) Answers, q Questions) ([]MemoryUse, error) {
 	case a.MemoryError != "":
 		return nil, memoryError(a.MemoryError, a.MemoryCause)
 	case a.MemoryUse == nil:
-		return nil, errors.New(programName + " does not know this question: it is of another version")
+		return nil, errors.New(version.Ctl + " does not know this question: it is of another version")
 	}
 	return *a.MemoryUse, nil
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // Watch runs the program, which asks q.Watch of NVML, and calls each with every observation until
@@ -77,11 +79,11 @@ func readObservations(ctx context.Context, stdout *os.File, q Questions, each fu
 		var a Answers
 		switch err := answers.Decode(&a); {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return fmt.Errorf("%s has not answered for %s", programName, silence)
+			return fmt.Errorf("%s has not answered for %s", version.Ctl, silence)
 		case err != nil:
-			return fmt.Errorf("%s has ended its answers: %w", programName, err)
+			return fmt.Errorf("%s has ended its answers: %w", version.Ctl, err)
 		case a.Observed == nil:
-			return errors.New(cmp.Or(a.WatchError, programName+" does not know this question"))
+			return errors.New(cmp.Or(a.WatchError, version.Ctl+" does not know this question"))
 		}
 		if err := each(*a.Observed); err != nil {
 			return err

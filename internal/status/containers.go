@@ -19,7 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // StateDirs are the state directories that containerd, k3s and Docker have by default.
@@ -86,7 +86,7 @@ func (s Source) Bundles() []Bundle {
 	tree := hosttree.Tree{Root: s.Root}
 	var dirs []string
 	if !s.foreign() {
-		for _, p := range s.Proc.Running(runtimeclass.ShimName) {
+		for _, p := range s.Proc.Running(version.Shim) {
 			if cwd, err := os.Readlink(s.Proc.Path(p.PID, "cwd")); err == nil { // the bundle of its first container
 				dirs = append(dirs, filepath.Dir(cwd))
 			}

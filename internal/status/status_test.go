@@ -20,7 +20,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // fixture is a procfs of plain files and links, and the state directory of a containerd.
@@ -88,7 +88,7 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 		100: sandbox, 101: old, 102: f.bundle("runc", "default", "ee", 0, granted("ee", "default", "", 0)),
 		103: f.bundle("user", "default", "ff", 0, granted("ff", "default", "", 0)), 104: f.bundle("forged", "default", "gg", 0, granted("gg", "default", "", 0)),
 	} {
-		name := runtimeclass.ShimName
+		name := version.Shim
 		if pid == 102 {
 			name = "containerd-shim-runc-v2"
 		}
