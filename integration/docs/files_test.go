@@ -27,7 +27,7 @@ var cycles = map[string]string{
 	"internal/nvml":         "cuda facts live open read",
 	"internal/serve":        "history limit metrics nvidiadocker page serve",
 	"runtimeclass":          "backup configuration containerd daemon docker dump files find handler install k3s kind kubelet plan record toml unmarked",
-	"shim":                  "checkpoint memory pause service shutdown states",
+	"shim":                  "criu memory pause service shutdown states",
 }
 
 // In the other packages a reader can go from file to file and never has to come back.
