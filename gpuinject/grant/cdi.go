@@ -78,24 +78,3 @@ func hasCapability(c Container, h host.Host, right device.Capability) bool {
 		return strings.HasPrefix(n.Path, "/dev/nvidia-caps/") && hasNode(c, n)
 	})
 }
-
-func hasNode(c Container, n device.Node) bool {
-	return slices.Contains(c.Input.Container.Nodes, n.Number())
-}
-
-// keptClasses returns the nodes of other device classes that CDI added to the specification. Their
-// files are already mounted.
-func keptClasses(c Container, h host.Host) (kept Nodes) {
-	for _, class := range devnode.Classes {
-		if !class.InCDI {
-			continue
-		}
-		// A node that is not as expected on this host stays as CDI added it.
-		others, _ := h.ClassNodes(class.Name, nil)
-		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
-		if len(others) > 0 {
-			kept.addClass(class, others, "CDI put its nodes into the specification")
-		}
-	}
-	return kept
-}

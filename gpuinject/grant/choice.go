@@ -1,7 +1,6 @@
 package grant
 
 import (
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -37,15 +36,11 @@ type choice struct {
 	err error
 }
 
-// choose resolves the ids of a request.
-func (g *Grant) choose(h host.Host, r request.Request, a answers) {
-	g.Request, g.choices = r, nil
-	for _, id := range r.Devices {
-		x := choice{id: id}
-		// Ids need not be resolved if the container can get nothing.
-		if !g.May.Nothing() {
-			x.set, x.err = selectIDs(h, []string{id}, a)
-		}
-		g.choices = append(g.choices, x)
-	}
+// Requirement is a requirement of the image that this host satisfies.
+type Requirement struct {
+	Variable   string `json:"variable"`
+	Expression string `json:"expression"`
+	// SatisfiedBy lists the alternatives that hold: several if the GPUs need different ones, none
+	// if the expression is empty.
+	SatisfiedBy []string `json:"satisfied_by"`
 }

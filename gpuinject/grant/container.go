@@ -1,9 +1,12 @@
 package grant
 
 import (
+	"slices"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
@@ -14,4 +17,8 @@ type Container struct {
 	Request request.Request
 	// Devices are the nodes in its specification.
 	Devices []specs.LinuxDevice
+}
+
+func hasNode(c Container, n device.Node) bool {
+	return slices.Contains(c.Input.Container.Nodes, n.Number())
 }

@@ -217,12 +217,6 @@ func (g *Grant) checkChoice(h host.Host, x choice, a answers) error {
 	return nil
 }
 
-// isFault reports whether an error means that a device is faulty.
-func isFault(err error) bool {
-	var fault *device.FaultError
-	return errors.As(err, &fault)
-}
-
 // checkAll refuses "all" on a host with a faulty device, or says which devices are left out.
 func (g *Grant) checkAll(c Container, h host.Host, x choice) error {
 	if x.id != request.All || !g.May.All {

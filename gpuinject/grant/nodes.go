@@ -134,3 +134,20 @@ func missingChannels(channels []int, nodes []device.Node) (missing []string) {
 	}
 	return missing
 }
+
+// keptClasses returns the nodes of other device classes that CDI added to the specification. Their
+// files are already mounted.
+func keptClasses(c Container, h host.Host) (kept Nodes) {
+	for _, class := range devnode.Classes {
+		if !class.InCDI {
+			continue
+		}
+		// A node that is not as expected on this host stays as CDI added it.
+		others, _ := h.ClassNodes(class.Name, nil)
+		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
+		if len(others) > 0 {
+			kept.addClass(class, others, "CDI put its nodes into the specification")
+		}
+	}
+	return kept
+}

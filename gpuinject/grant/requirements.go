@@ -11,15 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// Requirement is a requirement of the image that this host satisfies.
-type Requirement struct {
-	Variable   string `json:"variable"`
-	Expression string `json:"expression"`
-	// SatisfiedBy lists the alternatives that hold: several if the GPUs need different ones, none
-	// if the expression is empty.
-	SatisfiedBy []string `json:"satisfied_by"`
-}
-
 // checkRequirements refuses a container if this host and its GPUs do not satisfy the
 // requirements of its image. factsErr says why NVML's facts are unknown.
 func (g *Grant) checkRequirements(c Container, h host.Host, facts device.Facts, factsErr error) error {

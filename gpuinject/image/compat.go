@@ -192,3 +192,17 @@ func (r *Root) compatEntries(dir string, files map[string]string) []ldcache.Entr
 	slices.SortFunc(entries, func(a, b ldcache.Entry) int { return strings.Compare(a.Name, b.Name) })
 	return entries
 }
+
+func (r *Root) readELF(name string) (ldcache.ELF, error) {
+	f, size, err := r.openFile(name, maxLibrary)
+	if err != nil {
+		return ldcache.ELF{}, err
+	}
+	defer f.Close()
+	lib, err := ldcache.ReadELF(f, size)
+	_ = r.noted(errors.Join(err, lib.NoteErr))
+	return lib, err
+}
+
+// maxLibrary bounds the size of a library that is read; libcuda.so has about 100 MB.
+const maxLibrary = 1 << 30

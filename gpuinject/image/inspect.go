@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"path"
 
 	"golang.org/x/sys/unix"
@@ -14,9 +13,6 @@ const (
 	GLibC = "glibc"
 	Musl  = "musl"
 )
-
-// maxLibrary bounds the size of a library that is read; libcuda.so has about 100 MB.
-const maxLibrary = 1 << 30
 
 // Image holds what Inspect found out about an image.
 type Image struct {
@@ -110,13 +106,7 @@ func (r *Root) Libraries(dir string, names []string, limit int) (list []string) 
 	return list
 }
 
-func (r *Root) readELF(name string) (ldcache.ELF, error) {
-	f, size, err := r.openFile(name, maxLibrary)
-	if err != nil {
-		return ldcache.ELF{}, err
-	}
-	defer f.Close()
-	lib, err := ldcache.ReadELF(f, size)
-	_ = r.noted(errors.Join(err, lib.NoteErr))
-	return lib, err
-}
+// CachePath is the cache of glibc's loader.
+const CachePath = "/etc/ld.so.cache"
+
+var muslPath = "/etc/ld-musl-" + ldcache.ABI64.Arch + ".path"

@@ -10,11 +10,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
-// CachePath is the cache of glibc's loader.
-const CachePath = "/etc/ld.so.cache"
-
-var muslPath = "/etc/ld-musl-" + ldcache.ABI64.Arch + ".path"
-
 const (
 	confPath = "/etc/ld.so.conf"
 	// confEntryPath has a fixed name, so that there is only one, however often the container

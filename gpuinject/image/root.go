@@ -127,34 +127,6 @@ func (r *Root) IsHost() bool {
 	return !r.other
 }
 
-// CheckMountPoint returns why a runtime cannot make name a mount point, or must not, because it
-// would be made on the host: the root is the host's, or name is on another mount.
-func (r *Root) CheckMountPoint(name string) error {
-	if r.IsHost() { // guard: image: no mount point on the host
-		return errHost
-	}
-	_, err := r.see(name)
-	if errors.Is(err, unix.EXDEV) { // guard: image: no mount point in other mounts
-		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
-	}
-	if err := r.CanBeThere(name); err != nil {
-		return fmt.Errorf("nothing is put at %s: %w", name, err)
-	}
-	return nil
-}
-
-// CanBeThere returns nil if name is in the image or can be made, otherwise why not.
-func (r *Root) CanBeThere(name string) error {
-	f, err := r.see(name)
-	switch {
-	case errors.Is(err, unix.ENOENT):
-		return r.checkDirectory(path.Dir(f.path))
-	case errors.Is(err, unix.EXDEV): // on another mount
-		return nil
-	}
-	return err
-}
-
 // Target returns the path in the container where a runtime would make name: links are followed, and
 // components that do not exist are kept, so that a dangling link leads to where it points. An error
 // means that the image has too many links on the way.

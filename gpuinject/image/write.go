@@ -133,30 +133,6 @@ func (r *Root) isOwnLink(place, own string) bool {
 	return err == nil && strings.HasPrefix(target, own+"/") // guard: image: only own links replaced
 }
 
-// checkDirectory returns why nothing can be made in the directory name of the image: it, or the
-// nearest existing one above it, is not a directory, a dangling link (such as /etc -> /proc/1/root,
-// attack T06), on another mount, immutable (chattr +i), or on a read-only file system.
-func (r *Root) checkDirectory(name string) error {
-	d := r.directory(name)
-	if errors.Is(d.err, fs.ErrNotExist) {
-		place, _ := r.Place(name)
-		if _, isLink := r.readLink(place); isLink {
-			return &os.PathError{Op: "mkdir", Path: name, Err: fs.ErrExist}
-		}
-		return r.checkDirectory(path.Dir(name))
-	}
-	if d.err != nil {
-		return d.err
-	}
-	if !d.checked {
-		d.checked, d.why = true, r.whyNotWritable(d.found)
-	}
-	if d.why != nil {
-		return &os.PathError{Op: "open", Path: name, Err: d.why}
-	}
-	return nil
-}
-
 // whyNotWritable returns why nothing can be made in a directory.
 func (r *Root) whyNotWritable(dir found) error {
 	var system unix.Statfs_t
@@ -300,4 +276,56 @@ func (f *found) adopt(fd int, made, mode uint32) error {
 		return nil
 	}
 	return unix.Fchmod(fd, mode)
+}
+
+// checkDirectory returns why nothing can be made in the directory name of the image: it, or the
+// nearest existing one above it, is not a directory, a dangling link (such as /etc -> /proc/1/root,
+// attack T06), on another mount, immutable (chattr +i), or on a read-only file system.
+func (r *Root) checkDirectory(name string) error {
+	d := r.directory(name)
+	if errors.Is(d.err, fs.ErrNotExist) {
+		place, _ := r.Place(name)
+		if _, isLink := r.readLink(place); isLink {
+			return &os.PathError{Op: "mkdir", Path: name, Err: fs.ErrExist}
+		}
+		return r.checkDirectory(path.Dir(name))
+	}
+	if d.err != nil {
+		return d.err
+	}
+	if !d.checked {
+		d.checked, d.why = true, r.whyNotWritable(d.found)
+	}
+	if d.why != nil {
+		return &os.PathError{Op: "open", Path: name, Err: d.why}
+	}
+	return nil
+}
+
+// CheckMountPoint returns why a runtime cannot make name a mount point, or must not, because it
+// would be made on the host: the root is the host's, or name is on another mount.
+func (r *Root) CheckMountPoint(name string) error {
+	if r.IsHost() { // guard: image: no mount point on the host
+		return errHost
+	}
+	_, err := r.see(name)
+	if errors.Is(err, unix.EXDEV) { // guard: image: no mount point in other mounts
+		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
+	}
+	if err := r.CanBeThere(name); err != nil {
+		return fmt.Errorf("nothing is put at %s: %w", name, err)
+	}
+	return nil
+}
+
+// CanBeThere returns nil if name is in the image or can be made, otherwise why not.
+func (r *Root) CanBeThere(name string) error {
+	f, err := r.see(name)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return r.checkDirectory(path.Dir(f.path))
+	case errors.Is(err, unix.EXDEV): // on another mount
+		return nil
+	}
+	return err
 }

@@ -2,14 +2,17 @@ package place
 
 import (
 	"cmp"
+	"path"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // Changes is everything that is done for a container, and why. Each part of Resolve returns one;
@@ -185,4 +188,20 @@ func (c Changes) places() (list []string) {
 		list = append(list, f.Path)
 	}
 	return list
+}
+
+// View holds the driver's files that a container gets.
+type View struct {
+	Files driver.Files
+	// Spec is the layout of the files that are in the view, Root its path on the host.
+	Spec view.Spec
+	Root string
+}
+
+// mountFile adds the mount of a file of the host or, if it has a name in it, of the view at viewRoot.
+func (ch *Changes) mountFile(f Bind, viewRoot string) {
+	if f.Name != "" {
+		f.Source = path.Join(viewRoot, f.Name)
+	}
+	ch.Mounts = append(ch.Mounts, Mount{f.Source, f.Destination, fileOptions, f.Made || f.Name != ""})
 }

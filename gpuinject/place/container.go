@@ -28,3 +28,15 @@ type Given struct {
 	// Masked is true if the container gets the mask over /proc/driver.
 	Masked bool
 }
+
+// Files created in the bundle for one container and deleted with it, and their destinations.
+const (
+	profileName = "application-profile.conf"
+	byPathName  = "dri-by-path"
+	cacheName   = "ld.so.cache"
+
+	profileDest = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+	byPathDest  = "/dev/dri/by-path"
+)
+
+var bundleFileNames = []string{profileName, byPathName, cacheName}

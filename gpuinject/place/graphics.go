@@ -14,18 +14,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// Files created in the bundle for one container and deleted with it, and their destinations.
-const (
-	profileName = "application-profile.conf"
-	byPathName  = "dri-by-path"
-	cacheName   = "ld.so.cache"
-
-	profileDest = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-	byPathDest  = "/dev/dri/by-path"
-)
-
-var bundleFileNames = []string{profileName, byPathName, cacheName}
-
 // maxProfileMinor is the greatest minor number that fits into the mask of an application profile.
 // The driver's README documents 32 bits; NVIDIA's own container tools write 64.
 const maxProfileMinor = 63

@@ -169,14 +169,6 @@ func place(root RootFS, own, viewRoot string, files []Bind) (ch Changes, err err
 	return ch, nil
 }
 
-// mountFile adds the mount of a file of the host or, if it has a name in it, of the view at viewRoot.
-func (ch *Changes) mountFile(f Bind, viewRoot string) {
-	if f.Name != "" {
-		f.Source = path.Join(viewRoot, f.Name)
-	}
-	ch.Mounts = append(ch.Mounts, Mount{f.Source, f.Destination, fileOptions, f.Made || f.Name != ""})
-}
-
 // freePlace returns where in the image a link dest would be created, and whether something can be
 // put there. Nothing may be created in one of the container's own volumes or in a directory of the
 // host; the loader finds the driver without it.

@@ -14,14 +14,6 @@ import (
 // viewOptions are the mount options of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"} // guard: view: options of its mount
 
-// View holds the driver's files that a container gets.
-type View struct {
-	Files driver.Files
-	// Spec is the layout of the files that are in the view, Root its path on the host.
-	Spec view.Spec
-	Root string
-}
-
 // newView lays out the driver's files in a view and mounts it. It refuses files that were replaced
 // on the host by those of another version, unless the view with them is still there and holds all of
 // them as they were.

@@ -3,7 +3,6 @@ package request
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
@@ -12,21 +11,6 @@ import (
 // migVariables ask for rights over all MIG devices, with the value "all" in any case.
 var migVariables = []struct{ variable, right string }{
 	{"NVIDIA_MIG_CONFIG_DEVICES", "config"}, {"NVIDIA_MIG_MONITOR_DEVICES", "monitor"},
-}
-
-// maxChannels bounds the numbers of IMEX channels: the kernel's minors have 20 bits. How many a host
-// has is the kernel module's parameter NVreg_ImexChannelCount, by default 2048; a channel without a
-// node is refused later.
-const maxChannels = 1 << 20
-
-// channel parses "7" or "channel7".
-func channel(id string) (int, error) {
-	digits, _ := strings.CutPrefix(id, "channel")
-	n, err := strconv.ParseUint(digits, 10, 32)
-	if err != nil || n >= maxChannels {
-		return 0, fmt.Errorf("%s is not an IMEX channel: 0 to %d, or channel0 to channel%d", Quote(id), maxChannels-1, maxChannels-1)
-	}
-	return int(n), nil
 }
 
 // parseChannels parses the value of NVIDIA_IMEX_CHANNELS: numbers or channelN, separated by commas.

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -187,3 +188,18 @@ func (l list) ids() []string {
 
 // String returns the items, for the text of a reason.
 func (l list) String() string { return strings.Join(l.items, ",") }
+
+// maxChannels bounds the numbers of IMEX channels: the kernel's minors have 20 bits. How many a host
+// has is the kernel module's parameter NVreg_ImexChannelCount, by default 2048; a channel without a
+// node is refused later.
+const maxChannels = 1 << 20
+
+// channel parses "7" or "channel7".
+func channel(id string) (int, error) {
+	digits, _ := strings.CutPrefix(id, "channel")
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || n >= maxChannels {
+		return 0, fmt.Errorf("%s is not an IMEX channel: 0 to %d, or channel0 to channel%d", Quote(id), maxChannels-1, maxChannels-1)
+	}
+	return int(n), nil
+}

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"path"
@@ -14,18 +15,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 )
-
-// DeviceListDir is where a device plugin with the strategy volume-mounts mounts /dev/null once per
-// device: <dir>/<id>. It sets NVIDIA_VISIBLE_DEVICES to the directory itself.
-const DeviceListDir = "/var/run/nvidia-container-devices"
-
-// EnvCDI marks a container that the specification of `nvidia-shimctl cdi` edited. An image that
-// sets it gets no device: only the nodes count.
-const EnvCDI = "NVIDIA_SHIM_CDI"
-
-// VoidMount is the item of the device list that empties it. nvidia-ctk puts it into every CDI
-// specification since 1.20.2, so that device-list mounts do not ask again for what CDI gave.
-const VoidMount = DeviceListDir + "/" + void
 
 // imexDir is the place of IMEX channels in the device list: <dir>/imex/<id>.
 const imexDir = "imex/"
@@ -287,3 +276,10 @@ var words = []string{
 
 // StaleCDI says what to do about device numbers that this host does not have.
 const StaleCDI = "if a CDI file is the reason, it is from another boot, MIG layout or driver: make it again (nvidia-shimctl prepare --cdi; systemctl restart nvidia-cdi-refresh, or nvidia-ctk cdi generate --output FILE; restart the device plugin) and create the container again"
+
+// MightAsk reports whether a configuration in JSON may belong to a container that asks, or that has
+// nodes of the driver or NVIDIA's hooks. For most containers it does not, and their configuration
+// need not be decoded.
+func MightAsk(raw []byte) bool {
+	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(raw, []byte(word)) })
+}

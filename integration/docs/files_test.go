@@ -16,16 +16,8 @@ import (
 // another file which, by whatever way, needs one of theirs. One of the arrows among them points up.
 // Nothing is added here.
 var cycles = map[string]string{
-	"gpuinject/grant":       "answers cdi choice explain grant nodes requirements",
 	"gpuinject/host/device": "container facts inventory mig nodes proc select set",
 	"gpuinject/host/driver": "data files fresh kinds libraries search",
-	"gpuinject/image":       "compat inspect loader root write",
-	"gpuinject/ldcache":     "elf note",
-	"gpuinject/place":       "changes graphics loader mounts rootfs view",
-	"gpuinject/request":     "classes list read request",
-	"internal/check":        "advisories check containerd docker health host node programs",
-	"internal/nvml":         "cuda facts live open read",
-	"internal/serve":        "history limit metrics nvidiadocker page serve",
 	"runtimeclass":          "backup configuration containerd daemon docker dump files find handler install k3s kind kubelet plan record toml unmarked",
 	"shim":                  "criu memory pause service shutdown states",
 }

@@ -84,3 +84,6 @@ func readCUDA(path string) (device.Facts, error) {
 	}
 	return f, nil
 }
+
+// cudaVersion turns 13000 into "13.0" (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
+func cudaVersion(n int) string { return fmt.Sprintf("%d.%d", n/1000, n%1000/10) }

@@ -34,15 +34,6 @@ func Facts(host config.Host) (device.Facts, error) {
 	return f, nil
 }
 
-// cudaVersion turns 13000 into "13.0" (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
-func cudaVersion(n int) string { return fmt.Sprintf("%d.%d", n/1000, n%1000/10) }
-
-// handle is NVML's handle of a GPU or a MIG device, with its index.
-type handle struct {
-	nvml.Device
-	index int
-}
-
 // gpuLimit bounds the questions about one GPU, and gpusLimit those about all of them: less than the
 // time limit of the whole question, so that one hanging GPU does not hide the others. A GPU that
 // nothing uses is initialized first, which takes about a second without persistence mode. Variables
@@ -209,3 +200,31 @@ func (r *reader) migDevices(d handle) (list []handle, complete bool) {
 	}
 	return list, complete
 }
+
+// threadCount is how many threads ask about GPUs: within gpusLimit two can hang.
+const threadCount = 3
+
+// ask takes a snapshot with NVML open.
+func ask(host config.Host, live bool) (s Snapshot, err error) {
+	path, err := libraryPath(host, nvmlName)
+	if err == nil {
+		err = onThreads(host, nil, threadCount, func(threads chan<- func()) error {
+			s, err = withLibrary(path, live, threads)
+			return err
+		})
+	}
+	return s, err
+}
+
+// withLibrary takes a snapshot on threads, or without them on this thread.
+func withLibrary(path string, live bool, threads chan<- func()) (s Snapshot, err error) {
+	err = opened(path, threads, func(l nvml.Interface) (hangs bool, err error) {
+		s, err = snapshot(l, live, threads)
+		return s.hangs, err
+	})
+	return s, err
+}
+
+// Live returns the state of the GPUs. A GPU that does not answer has an error of its own.
+// Afterwards the process cannot start programs.
+func Live(host config.Host) (Snapshot, error) { return ask(host, true) }

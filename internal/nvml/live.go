@@ -8,13 +8,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
-
-// Live returns the state of the GPUs. A GPU that does not answer has an error of its own.
-// Afterwards the process cannot start programs.
-func Live(host config.Host) (Snapshot, error) { return ask(host, true) }
 
 func (r *reader) state(d handle) State {
 	s := State{Memory: r.memory(d)}

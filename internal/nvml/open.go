@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"runtime"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -16,21 +15,6 @@ import (
 
 // Linked reports whether this program can load NVML.
 const Linked = true
-
-// threadCount is how many threads ask about GPUs: within gpusLimit two can hang.
-const threadCount = 3
-
-// ask takes a snapshot with NVML open.
-func ask(host config.Host, live bool) (s Snapshot, err error) {
-	path, err := libraryPath(host, nvmlName)
-	if err == nil {
-		err = onThreads(host, nil, threadCount, func(threads chan<- func()) error {
-			s, err = withLibrary(path, live, threads)
-			return err
-		})
-	}
-	return s, err
-}
 
 // isolated runs fn, which may still make the calls in allowed, on a thread that ends afterwards.
 func isolated(host config.Host, allowed []uint32, fn func() error) (err error) {
@@ -73,15 +57,6 @@ func onThreads(host config.Host, allowed []uint32, n int, fn func(threads chan<-
 	return fn(threads)
 }
 
-// withLibrary takes a snapshot on threads, or without them on this thread.
-func withLibrary(path string, live bool, threads chan<- func()) (s Snapshot, err error) {
-	err = opened(path, threads, func(l nvml.Interface) (hangs bool, err error) {
-		s, err = snapshot(l, live, threads)
-		return s.hangs, err
-	})
-	return s, err
-}
-
 // opened runs fn with NVML open on one of threads, or without threads on this one. It does not close
 // NVML if fn says that a call hangs: nvmlShutdown might hang as well.
 func opened(path string, threads chan<- func(), fn func(nvml.Interface) (hangs bool, err error)) error {
@@ -114,6 +89,3 @@ func opened(path string, threads chan<- func(), fn func(nvml.Interface) (hangs b
 	}
 	return err
 }
-
-// text returns NVML's text for a return code, in one line.
-func text(ret nvml.Return) string { return strings.Join(strings.Fields(ret.Error()), " ") }

@@ -5,6 +5,7 @@ package nvml
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -54,4 +55,13 @@ func absent(ret nvml.Return) bool {
 		return true
 	}
 	return false
+}
+
+// text returns NVML's text for a return code, in one line.
+func text(ret nvml.Return) string { return strings.Join(strings.Fields(ret.Error()), " ") }
+
+// handle is NVML's handle of a GPU or a MIG device, with its index.
+type handle struct {
+	nvml.Device
+	index int
 }

@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -27,20 +26,6 @@ type sample struct {
 type history struct {
 	mu   sync.Mutex
 	gpus map[string][]sample
-}
-
-// Sample keeps the last hour of the GPUs until ctx ends.
-func (s *Server) Sample(ctx context.Context) {
-	for {
-		if latest, err := s.readStatus(); err == nil {
-			s.history.add(latest)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(sampleEvery):
-		}
-	}
 }
 
 func (h *history) add(s *status.Status) {

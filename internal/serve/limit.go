@@ -22,29 +22,6 @@ type present struct {
 	err     error
 }
 
-// readStatus returns the status of this host, which is read at most once a second, and by one
-// goroutine. A request does not wait longer than statusLimit for it.
-func (s *Server) readStatus() (*status.Status, error) {
-	p := &s.present
-	p.mu.Lock()
-	if p.reading == nil && time.Since(p.read) > time.Second {
-		p.reading = make(chan struct{})
-		go p.update(s.Status)
-	}
-	reading := p.reading
-	p.mu.Unlock()
-	if reading != nil {
-		select {
-		case <-reading:
-		case <-time.After(statusLimit): // guard: serve: time limit of the status
-			return nil, fmt.Errorf("the status of this host was not read within %s", statusLimit)
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.status, p.err
-}
-
 func (p *present) update(read func() (*status.Status, error)) {
 	latest, err := protected(read)
 	p.mu.Lock()
