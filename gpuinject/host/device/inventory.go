@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,62 +13,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
-
-// ErrNoDriver is returned if no NVIDIA kernel module is loaded.
-var ErrNoDriver = errors.New("no NVIDIA driver is loaded on this host")
-
-// GPU is a physical GPU.
-type GPU struct {
-	// Index counts the GPUs that are not excluded in the order of their PCI bus ids. It is -1 for
-	// an excluded GPU.
-	Index int
-	// Minor is N of /dev/nvidiaN, or -1 for a GPU without such a node.
-	Minor int
-	// UUID is "GPU-" and 36 characters, or empty while the driver does not know it (it prints
-	// question marks until the GPU was initialised once).
-	UUID string
-	// BusID is the PCI address as procfs has it, "0000:65:00.0", or empty for a GPU that is not on
-	// a PCI bus.
-	BusID string
-	Model string // "NVIDIA H200"
-	Alias string // another id of the GPU; most have none. "all": every full id names it, see Select
-}
-
-// Inventory lists the GPUs and MIG devices of a host at one point in time.
-type Inventory struct {
-	// DriverVersion is the version of the loaded kernel module: "580.159.04". It is empty on a host
-	// that has GPUs without NVIDIA's kernel module.
-	DriverVersion string
-	GPUs          []GPU // usable ones, in index order
-	// Excluded are the GPUs that the administrator took from use (NVreg_ExcludedGpus).
-	Excluded []GPU
-	// Faulty are the GPUs that the driver lists but whose procfs files cannot be used. They keep
-	// their index and are in no other list, and nothing selects them.
-	Faulty []Fault
-	// MIG are the MIG devices that this host can use, by GPU, GPU instance and compute instance.
-	MIG []Instance
-	// FaultyMIG are the MIG devices whose capabilities cannot be read. They are not in MIG.
-	FaultyMIG []MIGFault
-	// WithheldMIG are the MIG devices of the machine that were not given to this host, which is a
-	// container.
-	WithheldMIG []Instance
-	// Config says where the inventory was read.
-	Config config.Host
-
-	found *Inventory // before Withhold
-}
-
-// Fault is a GPU that cannot be used. Of the GPU only the index and the PCI address are certain.
-type Fault struct {
-	GPU    GPU
-	Reason string // one line, with the file
-}
-
-// MIGFault is a MIG device that cannot be used. Its rights are not certain.
-type MIGFault struct {
-	Instance Instance
-	Reason   string // one line, with the file
-}
 
 // Discover reads the driver's procfs: one file for each GPU and two for each MIG device. A GPU or
 // MIG device whose files cannot be used is in Faulty or FaultyMIG and does not hide the others.
@@ -194,8 +137,6 @@ func parseVersion(data []byte) string {
 	return ""
 }
 
-func isNotNumber(s string) bool { return s == "" || strings.Trim(s, "0123456789") != "" }
-
 // parseInformation reads <proc>/driver/nvidia/gpus/<bus id>/information. Drivers before 455 say
 // "Blacklisted" for "GPU Excluded". Only an excluded GPU may have no minor.
 func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
@@ -217,28 +158,4 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	}
 	gpu.Minor = int(n)
 	return gpu, excluded, nil
-}
-
-func isUUID(s string) bool {
-	rest, ok := strings.CutPrefix(s, "GPU-")
-	return ok && len(rest) == 36 && strings.Trim(rest, "0123456789abcdefABCDEF-") == ""
-}
-
-// BusID returns a PCI address in the form of procfs, "0000:65:00.0", or "" if s is none. A domain of
-// more than 16 bits has the digits that it needs. NVML prints a domain of eight digits, and
-// libnvidia-container accepts fewer, in upper or lower case.
-func BusID(s string) string {
-	domain, rest, _ := strings.Cut(strings.ToLower(s), ":")
-	ok, _ := path.Match("[0-9a-f][0-9a-f]:[0-9a-f][0-9a-f].[0-9a-f]", rest)
-	if !ok || domain == "" || len(domain) > 8 || strings.Trim(domain, "0123456789abcdef") != "" {
-		return ""
-	}
-	return fmt.Sprintf("%04s:%s", strings.TrimLeft(domain, "0"), rest)
-}
-
-func sameBusID(a, b string) bool { return BusID(a) != "" && BusID(a) == BusID(b) }
-
-// compareBusID has the order of NVML's indices.
-func compareBusID(a, b GPU) int {
-	return cmp.Or(cmp.Compare(len(a.BusID), len(b.BusID)), strings.Compare(a.BusID, b.BusID))
 }

@@ -9,65 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
-
-// Instance is a MIG device: a compute instance of a GPU instance.
-type Instance struct {
-	// GPU is the index of the GPU, and Minor the number of its node.
-	GPU, Minor int
-	// Parent is the GPU's UUID, empty while the driver does not know it.
-	Parent string
-	// GI and CI are the ids of the GPU instance and of the compute instance in it.
-	GI, CI int
-	// GIRight and CIRight are the rights to use these instances. A container needs both.
-	GIRight, CIRight Capability
-
-	// UUID, Index and Profile come from NVML: "MIG-…", the number after the colon in "0:1", and
-	// "1g.18gb". All three are zero unless the instance was selected by Facts or annotated.
-	UUID    string
-	Index   int
-	Profile string
-}
-
-// Name returns an id by which a container can ask for the MIG device: the UUID or, if that is not
-// known, the older form MIG-GPU-<uuid>/<gi>/<ci>, which needs no NVML.
-func (in Instance) Name() string {
-	switch {
-	case in.UUID != "":
-		return in.UUID
-	case in.Parent != "":
-		return fmt.Sprintf("MIG-%s/%d/%d", in.Parent, in.GI, in.CI)
-	}
-	return fmt.Sprintf("%d/%d of GPU %d", in.GI, in.CI, in.GPU)
-}
-
-// is reports whether in and x are the same compute instance, whichever names are known.
-func (in Instance) is(x Instance) bool {
-	return in.Minor == x.Minor && in.GI == x.GI && in.CI == x.CI
-}
-
-// hasGraphics reports whether the MIG device can draw: its profile is "1g.24gb+gfx". Only NVML
-// knows the profile, and most profiles are without graphics.
-func (in Instance) hasGraphics() bool { return strings.Contains(in.Profile, "gfx") }
-
-func (in Instance) rights() []Capability { return []Capability{in.GIRight, in.CIRight} }
-
-// Capability is a right that a process has if it can open a certain node: to use a GPU instance or
-// a compute instance, to configure MIG, or to monitor it.
-type Capability struct {
-	// File is below <proc>/driver/nvidia/capabilities: "gpu0/mig/gi1/access".
-	File string
-	// Minor is the number of the node, /dev/nvidia-caps/nvidia-cap<minor>.
-	Minor uint32
-	mode  os.FileMode // of the node
-	// modify is false if the driver's libraries must not make the node.
-	modify bool
-}
 
 // capabilitiesDir holds a file for each capability that exists now. The other place in procfs,
 // nvidia-caps/mig-minors, lists every instance that could exist, even on a host without MIG.
@@ -81,11 +27,6 @@ func (inv Inventory) Management(name string) (Capability, error) {
 		err = fmt.Errorf("this host has no MIG: %w", err)
 	}
 	return c, err
-}
-
-// node returns the name of its node below /dev.
-func (c Capability) node() string {
-	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
 
 func readCapability(cfg config.Host, name string) (Capability, error) {

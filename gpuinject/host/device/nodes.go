@@ -17,20 +17,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// Node is a character device of this host.
-type Node struct {
-	Path         string // in the container: /dev/nvidia0
-	HostPath     string // on the host: <dev-root>/dev/nvidia0
-	Major, Minor uint32
-	Mode         os.FileMode // permission bits only
-	UID, GID     uint32
-	// Link is the name of a DRM node below /dev/dri/by-path: pci-0000:19:00.0-card.
-	Link string
-	// Individual is set for nodes that are granted one by one: an IMEX channel, an RDMA adapter, an
-	// NVSwitch. The class's other nodes go to every container that gets the class.
-	Individual bool
-}
-
 // StatNode returns the node at a path of the host. It does not follow a link, and a file that is
 // not a character device is an error. The node's Path is not set.
 func StatNode(name string) (Node, error) {
@@ -229,4 +215,11 @@ func MiscNode(cfg config.Host, name, driver string) (Node, error) {
 	}
 	minors := append([]uint32{}, parseNumbers(data)[driver]...)
 	return verify(cfg, wanted{name: name, driver: "misc", majors: majors["misc"], minors: minors})
+}
+
+// UVMMajors returns the major numbers of the device node that a process with a CUDA context has open.
+// There are none if its module is not loaded.
+func UVMMajors(cfg config.Host) ([]uint32, error) {
+	majors, err := readMajors(cfg)
+	return majors[uvmDriver], err
 }

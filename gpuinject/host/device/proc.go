@@ -77,13 +77,6 @@ func readMajors(cfg config.Host) (numbers, error) {
 	return parseNumbers(data), nil
 }
 
-// UVMMajors returns the major numbers of the device node that a process with a CUDA context has open.
-// There are none if its module is not loaded.
-func UVMMajors(cfg config.Host) ([]uint32, error) {
-	majors, err := readMajors(cfg)
-	return majors[uvmDriver], err
-}
-
 // parseNumbers reads the lines "195 nvidia" up to the header "Block devices:". <proc>/misc has no
 // header.
 func parseNumbers(data []byte) numbers {

@@ -25,9 +25,6 @@ func (e *FaultError) Error() string {
 	return fmt.Sprintf("%s (%.256q), which cannot be used: %s", e.Device, e.ID, e.Reason)
 }
 
-// String names the GPU in a message.
-func (f Fault) String() string { return fmt.Sprintf("GPU %d", f.GPU.Index) }
-
 // Faults lists the faulty GPUs and MIG devices as errors.
 func (inv Inventory) Faults() []error {
 	var list []error
