@@ -34,12 +34,6 @@ import (
 // container.
 const restoredMask = "nvidia-proc-driver"
 
-// restoration is what Create keeps for Start, which restores the container from a checkpoint.
-type restoration struct {
-	mask *procmask.Mask // nil if the container gets none
-	view string         // of this host
-}
-
 // Checkpoint makes runc and CRIU write the container's processes to files. CRIU cannot save GPU
 // memory, so it is moved to the host first, whatever the value of container.on-pause. Unless the
 // checkpoint ends the container, it continues afterwards. A container that was paused stays paused;
@@ -129,30 +123,6 @@ func checkPrograms(runtime string) error {
 	}
 	if err != nil {
 		err = &verdict.Error{Kind: verdict.KindPrecondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}
-	}
-	return err
-}
-
-// wake undoes suspend, even a failed one, and freezes the container again if it was paused. The
-// driver restores a process in one of the process' own threads, so it thaws a frozen container, but
-// not before everything else is prepared.
-func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
-	var thaw func() error
-	if s.status(ctx, id) == task.Status_PAUSED {
-		thaw = func() error {
-			_, err := s.thaw(ctx, &taskapi.ResumeRequest{ID: id}, c)
-			return err
-		}
-	}
-	if err = s.move(ctx, id, false, c, thaw); err == nil { // guard: shim: thawed when prepared
-		clear(c.held)
-		c.state, c.placement = ready, nil
-		if s.update(id, c) {
-			_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
-		}
-	}
-	if err == nil && paused {
-		_, err = s.freeze(ctx, &taskapi.PauseRequest{ID: id}, c)
 	}
 	return err
 }

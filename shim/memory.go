@@ -22,22 +22,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// gpuMemory is what is kept about the limits of a container's GPU memory.
-type gpuMemory struct {
-	// cannot says why its memory cannot be limited, "" if it can.
-	cannot    string
-	stateDir  string
-	namespace string
-	// systemd is true if systemd removes the cgroup when its last process ends, before Delete.
-	systemd bool
-	cgroup  gpumemory.Cgroup
-	// uuids are those of its GPUs, in the container's order.
-	uuids  []string
-	limits []memlimit.Limit
-	// max bounds what an update may ask for.
-	max memlimit.Amounts
-}
-
 func newGPUMemory(c gpuinject.Container, p gpuinject.Plan) gpuMemory {
 	m := gpuMemory{
 		cannot: p.CannotLimitMemory(), stateDir: c.Config.Host.StateDir, namespace: c.Namespace,

@@ -131,15 +131,6 @@ func (s *Service) failed(ctx context.Context, id string, err, undone error) erro
 	return toGRPC(err)
 }
 
-// status returns the state of the container: "stopped" if the embedded service does not know it.
-func (s *Service) status(ctx context.Context, id string) task.Status {
-	state, err := s.State(ctx, &taskapi.StateRequest{ID: id})
-	if err != nil {
-		return task.Status_STOPPED
-	}
-	return state.Status
-}
-
 // suspend moves GPU memory to the host and freezes the container. If a process has started to use a
 // GPU in between, it would keep that GPU, so suspend repeats both steps. It also repeats them if
 // the container cannot be frozen: on cgroup v1 runc gives up after 0.2 s, in which a busy host may
@@ -379,4 +370,28 @@ func usesGPU(ctx context.Context, pid int, majors []uint32, limit *int) (bool, e
 			return false, ctx.Err()
 		}
 	}
+}
+
+// wake undoes suspend, even a failed one, and freezes the container again if it was paused. The
+// driver restores a process in one of the process' own threads, so it thaws a frozen container, but
+// not before everything else is prepared.
+func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
+	var thaw func() error
+	if s.status(ctx, id) == task.Status_PAUSED {
+		thaw = func() error {
+			_, err := s.thaw(ctx, &taskapi.ResumeRequest{ID: id}, c)
+			return err
+		}
+	}
+	if err = s.move(ctx, id, false, c, thaw); err == nil { // guard: shim: thawed when prepared
+		clear(c.held)
+		c.state, c.placement = ready, nil
+		if s.update(id, c) {
+			_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
+		}
+	}
+	if err == nil && paused {
+		_, err = s.freeze(ctx, &taskapi.PauseRequest{ID: id}, c)
+	}
+	return err
 }

@@ -4,15 +4,15 @@ import (
 	"context"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
 	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/log"
 	"github.com/containerd/ttrpc"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // runtimeName is the name that containerd knows this shim by.
@@ -39,36 +39,6 @@ type Service struct {
 
 	// pausing is held while a container is suspended or resumed.
 	pausing sync.Mutex
-}
-
-// gpuContainer is what Create keeps for the calls that follow.
-type gpuContainer struct {
-	// generation tells the container from an earlier one with its id.
-	generation uint64
-	state      containerState
-	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
-	// client made the mount.
-	rootfs string
-	// hasGPU reports whether GPUs were granted.
-	hasGPU bool
-	// checkpoints reports whether the container may be written to a checkpoint.
-	checkpoints bool
-	// suspendsGPU reports whether Pause gives the GPUs back.
-	suspendsGPU bool
-	// restoration is what Start restores the container with.
-	restoration restoration
-	bundle      string
-	// addresses are the PCI addresses of the GPUs that it sees. There are none if it sees all.
-	addresses []string
-	// memory has its limits of GPU memory.
-	memory gpuMemory
-	// held is the GPU memory of the processes when they were suspended, while pausing is held.
-	held probe.Memory
-	// gpus are those among which Resume can move it.
-	gpus []gpuinject.PlanGPU
-	// placement is where the next Resume moves it: UUIDs by the UUID of the GPU that it was on. It
-	// is nil if it stays.
-	placement map[string]string
 }
 
 // memoryLimit is the soft limit of the memory that Go manages, in bytes. A shim needs a tenth of it
@@ -143,4 +113,32 @@ func (s *Service) remove(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.containers, id)
+}
+
+// status returns the state of the container: "stopped" if the embedded service does not know it.
+func (s *Service) status(ctx context.Context, id string) task.Status {
+	state, err := s.State(ctx, &taskapi.StateRequest{ID: id})
+	if err != nil {
+		return task.Status_STOPPED
+	}
+	return state.Status
+}
+
+// unusedLimit is how long a shim waits for its first Create, which containerd sends as soon as
+// `start` has answered.
+const unusedLimit = time.Minute
+
+// endUnused ends the shim after unusedLimit unless it is used by then. If containerd is interrupted
+// after `start` has started the shim, it does not know that shim.
+func (s *Service) endUnused() {
+	time.AfterFunc(unusedLimit, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.used { // guard: shim: end without a Create
+			return
+		}
+		if _, err := s.TTRPCTaskService.Shutdown(context.Background(), &taskapi.ShutdownRequest{}); err != nil {
+			log.L.WithError(err).Warn("nvidia: end of an unused shim")
+		}
+	})
 }

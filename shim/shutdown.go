@@ -13,10 +13,6 @@ import (
 // would cut the connection before the response is sent.
 const shutdownDelay = 2 * time.Second
 
-// unusedLimit is how long a shim waits for its first Create, which containerd sends as soon as
-// `start` has answered.
-const unusedLimit = time.Minute
-
 // Shutdown ends the shim unless it has containers. During a Create it is deferred until no Create
 // is in progress and no container is left: containerd sends it once, after the Delete of a pod's
 // sandbox, and the embedded service counts only containers that have been created. The Create of
@@ -58,21 +54,6 @@ func (s *Service) cancelCreate(id string) {
 	if cancel := s.creating[id]; cancel != nil {
 		cancel()
 	}
-}
-
-// endUnused ends the shim after unusedLimit unless it is used by then. If containerd is interrupted
-// after `start` has started the shim, it does not know that shim.
-func (s *Service) endUnused() {
-	time.AfterFunc(unusedLimit, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.used { // guard: shim: end without a Create
-			return
-		}
-		if _, err := s.TTRPCTaskService.Shutdown(context.Background(), &taskapi.ShutdownRequest{}); err != nil {
-			log.L.WithError(err).Warn("nvidia: end of an unused shim")
-		}
-	})
 }
 
 // resumeShutdown makes a deferred Shutdown after shutdownDelay, unless a Create is in progress

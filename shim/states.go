@@ -1,11 +1,5 @@
 package shim
 
-import (
-	"fmt"
-
-	"github.com/containerd/errdefs"
-)
-
 // containerState is what has happened to a container with GPUs. Whether its processes run, are
 // frozen or have ended is known to the embedded service alone.
 type containerState int
@@ -66,33 +60,4 @@ var rules = [calls][states]rule{
 	callPlace:      {deny, deny, deny, acts, deny, deny},
 	callLimit:      {deny, deny, acts, acts, deny, deny},
 	callDelete:     {pass, acts, acts, acts, acts, acts},
-}
-
-// permit returns what this service does with a call for the container c with this id. The error of
-// a call that is denied has the class FailedPrecondition, or AlreadyExists for Create.
-func (c gpuContainer) permit(what call, id string) (rule, error) {
-	does := rules[what][c.state]
-	if does != deny {
-		return does, nil
-	}
-	text := "nvidia: container %s was not created completely: no process can be started in it; delete it"
-	switch {
-	case what == callCreate:
-		return deny, fmt.Errorf("container %s: %w", id, errdefs.ErrAlreadyExists)
-	case what == callPlace:
-		return deny, notSuspended(id)
-	case what == callLimit:
-		text = "nvidia: container %s has no GPU, or is not created completely: its GPU memory cannot be limited"
-	case c.state == restoring:
-		text = "nvidia: container %s is not restored yet: no process can be started in it"
-	case c.state == notRestored:
-		text = "nvidia: container %s could not be restored: create it again"
-	}
-	return deny, &classified{fmt.Errorf(text, id), errdefs.ErrFailedPrecondition}
-}
-
-// notSuspended is the error of a call that sends the memory of a suspended container elsewhere.
-func notSuspended(id string) error {
-	err := fmt.Errorf("nvidia: container %s is not suspended, so its GPU memory cannot go to another GPU", id)
-	return &classified{err, errdefs.ErrFailedPrecondition}
 }

@@ -18,7 +18,6 @@ import (
 var cycles = map[string]string{
 	"gpuinject/host/driver": "data files fresh kinds libraries search",
 	"runtimeclass":          "backup configuration containerd daemon docker dump files find handler install k3s kind kubelet plan record toml unmarked",
-	"shim":                  "criu memory pause service shutdown states",
 }
 
 // In the other packages a reader can go from file to file and never has to come back.
