@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // place is where a device is on the PCI bus. An empty field is unknown.
@@ -14,7 +15,8 @@ type place struct {
 	numa   string // its NUMA node: "0"
 }
 
-var hostBridge = regexp.MustCompile("^pci[0-9a-f]{4,}:[0-9a-f]{2}$")
+// hostBridge, as other expressions, is compiled at its first use: few processes need it.
+var hostBridge = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("^pci[0-9a-f]{4,}:[0-9a-f]{2}$") })
 
 // placeOf reads the place of a device from its directory in sysfs. A virtual device has none.
 func placeOf(dir string) (p place) {
@@ -23,7 +25,7 @@ func placeOf(dir string) (p place) {
 		return p
 	}
 	parts := strings.Split(real, "/")
-	if i := slices.IndexFunc(parts, hostBridge.MatchString); i >= 0 {
+	if i := slices.IndexFunc(parts, hostBridge().MatchString); i >= 0 {
 		p.bridge = parts[i]
 	}
 	node, err := ReadFile(filepath.Join(real, "numa_node"))

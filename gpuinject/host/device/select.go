@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // ErrFacts is returned by Select if it is called without Facts for an id that only NVML can
@@ -130,8 +131,8 @@ func (inv Inventory) find(id string) (GPU, error) {
 }
 
 var (
-	idRange = regexp.MustCompile(`^[0-9]+-[0-9]+$`)
-	profile = regexp.MustCompile(`^[0-9]+[cg]\.`)
+	idRange = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]+-[0-9]+$`) })
+	profile = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]+[cg]\.`) })
 )
 
 // hint says how to write what an unknown id may have meant: these forms are not in NVIDIA's contract.
@@ -140,9 +141,9 @@ func hint(id string) string {
 	switch {
 	case word == "all" || word == "none" || word == "void":
 		return fmt.Sprintf(" (the word is %q)", word)
-	case idRange.MatchString(id):
+	case idRange().MatchString(id):
 		return " (there are no ranges: name each, as 0,1,2)"
-	case profile.MatchString(id):
+	case profile().MatchString(id):
 		return " (a MIG device has no name by its profile: use its UUID, or GPU:index as 0:1; nvidia-smi -L lists them)"
 	}
 	return ""

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // maxManifest bounds a manifest, in bytes; NVIDIA's have a few hundred.
@@ -73,17 +74,17 @@ func (k dataKind) copies(given string) []string {
 }
 
 // order matches the number of a file that is read in the order of names.
-var order = regexp.MustCompile(`^[0-9]+[-_]`)
+var order = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]+[-_]`) })
 
 // namesIn returns the names in a directory that the file may have, the best first.
 func (s *Search) namesIn(dir string, k dataKind) []string {
 	if !k.ordered {
 		return k.names
 	}
-	stem := order.ReplaceAllString(k.names[0], "")
+	stem := order().ReplaceAllString(k.names[0], "")
 	var others []string
 	for _, name := range s.Names(dir) {
-		if name != k.names[0] && order.ReplaceAllString(name, "") == stem {
+		if name != k.names[0] && order().ReplaceAllString(name, "") == stem {
 			others = append(others, name)
 		}
 	}

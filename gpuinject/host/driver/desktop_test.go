@@ -137,10 +137,10 @@ func TestAFileThatIsReadInOrderKeepsItsName(t *testing.T) {
 			if !ok || usable != (f.Path == r.Dir+tt.host) || usable == (f.Data != nil) {
 				t.Errorf("%v, %+v in %+v", ok, f, files.Data)
 			}
-			stem := order.ReplaceAllString(filepath.Base(tt.dest), "")
+			stem := order().ReplaceAllString(filepath.Base(tt.dest), "")
 			n := 0
 			for _, d := range files.Data {
-				if order.ReplaceAllString(filepath.Base(d.Dest), "") == stem {
+				if order().ReplaceAllString(filepath.Base(d.Dest), "") == stem {
 					n++
 				}
 			}

@@ -248,3 +248,12 @@ func TestTheShortListHasWhatAContainerNeeds(t *testing.T) {
 		}
 	}
 }
+
+// A host keeps the checksum over an update of the shim.
+func TestTheTextOfAStamp(t *testing.T) {
+	for _, s := range []Stamp{{}, {Path: "/usr/lib", Dev: 1 << 63, Inode: 2, Size: -1, Ctime: 1795888168000000001, Mtime: -5}} {
+		if got, want := string(s.append(nil)), fmt.Sprintln(s); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
