@@ -3,7 +3,9 @@ package faults
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -129,6 +131,7 @@ func TestAFileOfOneGPUIsBroken(t *testing.T) {
 }
 
 func TestAFileOfOneMIGDeviceIsBroken(t *testing.T) {
+	t.Parallel()
 	d := newDriver(t)
 	dir := filepath.Join(d.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi5", d.GPUs[divided].Minor))
 	for _, file := range []string{filepath.Join(dir, "access"), filepath.Join(dir, "ci0/access")} {
@@ -162,6 +165,7 @@ func shown(t *testing.T, d *sim.Driver, file string) {
 // theirs, and those of the device that the file describes are refused with its name. A file that
 // no one reads changes nothing, and without one of the whole driver nothing starts.
 func TestAnyFileIsBroken(t *testing.T) {
+	t.Parallel()
 	d := newDriver(t)
 	ofAll := map[string]bool{"devices": true, "driver/nvidia/version": true}
 	gpus := []string{"0", "1", "2"}
@@ -229,6 +233,7 @@ func TestAllIsRefusedIfConfigured(t *testing.T) {
 var results = map[string]int{"lost": 15, "unknown": 999, "not supported": 3, "missing": 13}
 
 func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
+	t.Parallel()
 	d := newDriver(t)
 	for _, call := range []struct {
 		name     string
@@ -247,12 +252,13 @@ func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
 			t.Run(call.name+" "+result, func(t *testing.T) {
 				testtree.Check(t, d.Faults(sim.Fault{Function: call.name, UUID: d.GPUs[broken].UUID, Code: code}))
 				forget(t, d)
-				starts(t, d, "0", 1, 0)
-				forget(t, d)
-				starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+				starts(t, d, "0,"+d.MIG[healthyMIG].UUID, 1, 1)
 				forget(t, d)
 				if call.required[result] || result == "missing" && call.required["not supported"] {
 					refused(t, d, "1", "NVIDIA_REQUIRE_ARCH", "GPU 1")
+					if result == "lost" {
+						named(t, d, "NVML does not report")
+					}
 				} else {
 					starts(t, d, "1", 1, 0)
 				}
@@ -262,19 +268,164 @@ func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
 }
 
 func TestACallOfNVMLFailsForOneMIGDevice(t *testing.T) {
+	t.Parallel()
 	d := newDriver(t)
-	for _, call := range []string{"nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetName"} {
+	for _, call := range []string{"nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetName"} {
 		for result, code := range results {
 			t.Run(call+" "+result, func(t *testing.T) {
 				testtree.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.MIG[brokenMIG].UUID, Code: code}))
 				forget(t, d)
-				starts(t, d, "0", 1, 0)
-				forget(t, d)
-				starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+				starts(t, d, "0,"+d.MIG[healthyMIG].UUID, 1, 1)
 				forget(t, d)
 				refused(t, d, d.MIG[brokenMIG].UUID, "MIG device 2:", "NVML does not report")
+				if result == "lost" {
+					named(t, d, "NVML does not report")
+				}
 			})
 		}
+	}
+}
+
+// NVML does not list the MIG devices of a GPU: their UUIDs are not known then, and their older names are.
+func TestTheListOfMIGDevicesFails(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t)
+	for _, call := range []string{"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"} {
+		for result, code := range results {
+			t.Run(call+" "+result, func(t *testing.T) {
+				testtree.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.GPUs[divided].UUID, Code: code}))
+				forget(t, d)
+				starts(t, d, "0,1", 2, 0)
+				forget(t, d)
+				refused(t, d, d.MIG[healthyMIG].UUID, "2", "NVML does not report")
+				named(t, d, "NVML does not report")
+				starts(t, d, fmt.Sprintf("MIG-%s/%d/%d", d.GPUs[divided].UUID, d.MIG[healthyMIG].GI, d.MIG[healthyMIG].CI), 0, 1)
+			})
+		}
+	}
+}
+
+// named fails the test unless info and status, of which serve makes its page, name the reason for which
+// NVML's answer about a device is not complete.
+func named(t *testing.T, d *sim.Driver, reason string) {
+	t.Helper()
+	for _, command := range []string{"info", "status"} {
+		if out := ctl(t, d, command); !strings.Contains(out, reason) {
+			t.Errorf("%s does not say %q: %s", command, reason, out)
+		}
+	}
+}
+
+// serve's page and its metrics have what status has.
+func TestServeShowsTheFault(t *testing.T) {
+	d := newDriver(t)
+	serve := &testenv.Command{Name: "serve", Dir: t.TempDir(), Log: filepath.Join(t.TempDir(), "log"),
+		Argv: []string{filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir()}}
+	testtree.Check(t, serve.Start())
+	t.Cleanup(serve.Stop)
+	address := ""
+	testenv.Await(t, "serve", func() bool {
+		_, address, _ = strings.Cut(serve.Tail(8<<10), "listening on ")
+		address, _, _ = strings.Cut(address, "\n")
+		return address != ""
+	})
+	get := func(path string) string {
+		r, err := http.Get("http://" + address + path)
+		testtree.Check(t, err)
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		testtree.Check(t, err)
+		return string(text)
+	}
+	for _, f := range []struct {
+		call, uuid, page, metric string
+	}{
+		{"nvmlDeviceGetHandleByIndex_v2", d.GPUs[broken].UUID, "NVML does not report the handle of GPU 1: GPU is lost", `gpu="1"`},
+		{"nvmlDeviceGetPciInfo_v3", d.GPUs[broken].UUID, "NVML does not report the PCI address: GPU is lost", `gpu="1"`},
+		{"nvmlDeviceGetUUID", d.MIG[brokenMIG].UUID, "MIG device 2:0: NVML does not report the UUID: GPU is lost", `gpu="2"`},
+	} {
+		testtree.Check(t, d.Faults(sim.Fault{Function: f.call, UUID: f.uuid, Code: results["lost"]}))
+		testenv.Await(t, f.page, func() bool { return strings.Contains(get("/"), f.page) })
+		for line := range strings.Lines(get("/metrics")) {
+			if strings.HasPrefix(line, "nvidia_shim_gpu_error{") && strings.HasSuffix(line, " 1\n") != strings.Contains(line, f.metric) {
+				t.Errorf("%s: %s", f.call, line)
+			}
+		}
+	}
+}
+
+// What NVML answers for one GPU or MIG device is empty, or garbage.
+func TestNVMLAnswersGarbageForOneGPU(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t)
+	const text, number = "\x01\xff\x1b[31m?", "4294967295"
+	for _, call := range []struct {
+		name   string
+		values []string
+		reason string // the requirement cannot be decided then; "": it can
+	}{
+		{"nvmlDeviceGetUUID", []string{"", text, d.MIG[healthyMIG].UUID[:20]}, "NVML reports the UUID"},
+		{"nvmlDeviceGetPciInfo_v3", []string{"", text}, "NVML reports the PCI address"},
+		{"nvmlDeviceGetCudaComputeCapability", []string{"", number}, "NVML reports the compute capability"},
+		{"nvmlDeviceGetName", []string{"", text}, ""},
+		{"nvmlDeviceGetBrand", []string{"", number}, ""},
+		{"nvmlDeviceGetMinorNumber", []string{"", number}, ""},
+		{"nvmlDeviceGetMigMode", []string{"", number}, ""},
+	} {
+		for _, value := range call.values {
+			t.Run(fmt.Sprintf("%s %q", call.name, value), func(t *testing.T) {
+				testtree.Check(t, d.Answers(sim.Answer{Function: call.name, UUID: d.GPUs[broken].UUID, Value: value}))
+				forget(t, d)
+				starts(t, d, "0,"+d.MIG[healthyMIG].UUID, 1, 1)
+				forget(t, d)
+				if call.reason == "" {
+					starts(t, d, "1", 1, 0)
+					return
+				}
+				refused(t, d, "1", "NVIDIA_REQUIRE_ARCH", "GPU 1", call.reason)
+				named(t, d, call.reason)
+			})
+		}
+	}
+}
+
+func TestNVMLAnswersGarbageForOneMIGDevice(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t)
+	const text, number = "\x01\xff\x1b[31m?", "4294967295"
+	healthy := d.MIG[healthyMIG]
+	for _, cell := range []struct{ call, value, reason string }{
+		{"nvmlDeviceGetUUID", "", "NVML reports the UUID"},
+		{"nvmlDeviceGetUUID", text, "NVML reports the UUID"},
+		{"nvmlDeviceGetGpuInstanceId", number, "NVML reports the GPU instance"},
+		{"nvmlDeviceGetComputeInstanceId", number, "NVML reports the compute instance"},
+	} {
+		t.Run(fmt.Sprintf("%s %q", cell.call, cell.value), func(t *testing.T) {
+			testtree.Check(t, d.Answers(sim.Answer{Function: cell.call, UUID: d.MIG[brokenMIG].UUID, Value: cell.value}))
+			forget(t, d)
+			starts(t, d, "0,"+healthy.UUID, 1, 1)
+			forget(t, d)
+			refused(t, d, d.MIG[brokenMIG].UUID, "MIG device 2:0", cell.reason)
+			named(t, d, cell.reason)
+		})
+	}
+	t.Run("the instances of another", func(t *testing.T) {
+		testtree.Check(t, d.Answers(sim.Answer{Function: "nvmlDeviceGetGpuInstanceId", UUID: d.MIG[brokenMIG].UUID, Value: fmt.Sprint(healthy.GI)}))
+		for _, m := range d.MIG {
+			forget(t, d)
+			refused(t, d, m.UUID, "NVML reports the instances 9/0 for 2 MIG devices")
+		}
+		starts(t, d, "0,1", 2, 0)
+		starts(t, d, fmt.Sprintf("MIG-%s/%d/%d", d.GPUs[divided].UUID, healthy.GI, healthy.CI), 0, 1)
+	})
+	for _, count := range []string{number, "2147483647"} {
+		t.Run(count+" MIG devices", func(t *testing.T) {
+			testtree.Check(t, d.Answers(sim.Answer{Function: "nvmlDeviceGetMaxMigDeviceCount", UUID: d.GPUs[divided].UUID, Value: count}))
+			forget(t, d)
+			starts(t, d, "0,1", 2, 0)
+			refused(t, d, healthy.UUID, "GPU 2", "NVML reports the number of MIG devices")
+			named(t, d, "NVML reports the number of MIG devices")
+		})
 	}
 }
 

@@ -267,6 +267,7 @@ var table = [][]string{
 	{"probe: one process sets limits", "TestMemoryLimits",
 		"lockHost(cfg.Host, q.Timeout)", "(*os.File)(nil), error(nil)"},
 	{"probe: the cgroup that was meant", "TestTheCgroupThatWasMeant", "found.Ino != given.Ino"},
+	{"probe: MIG devices are told apart", "TestMIGDevicesAreToldApart"},
 	{"probe: private mounts", "TestT76TheProgramThatSuspendsIsConfined", "MS_PRIVATE", "MS_SHARED"},
 	{"probe: read-only mounts", "TestT76TheProgramThatSuspendsIsConfined", "unix.MOUNT_ATTR_RDONLY"},
 	{"probe: NVIDIA's nodes alone", "TestT76TheProgramThatSuspendsIsConfined", "confineDev", "useDev"},

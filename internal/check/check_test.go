@@ -254,6 +254,12 @@ func TestProblems(t *testing.T) {
 		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "pods whose allocation has to be read from the kubelet"},
 		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "writable by users other than root"},
 		{"a probe whose NVML fails", func(f *fixture) { f.script(ctlPath, "echo version mismatch >&2; exit 1") }, "probe", Warning, "version mismatch"},
+		{"a GPU of which NVML does not say everything", func(f *fixture) {
+			f.script(ctlPath, `echo '{"facts":{"gpus":[{"error":"GPU 0: lost"},{"instances":[{"error":"MIG device 1:0: lost"}]}]}}'`)
+		}, "probe", Warning, "GPU 0: lost"},
+		{"a MIG device of which NVML does not say everything", func(f *fixture) {
+			f.script(ctlPath, `echo '{"facts":{"gpus":[{"instances":[{"error":"MIG device 1:0: lost"}]}]}}'`)
+		}, "probe", Warning, "MIG device 1:0: lost"},
 		{"sockets of a daemon that does not run", func(f *fixture) {
 			f.configure("", "[container]\nsockets = [\""+config.FabricManager+"\"]\n")
 		}, "sockets", Warning, "fabricmanager does not run"},

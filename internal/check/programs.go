@@ -3,12 +3,14 @@ package check
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
@@ -155,9 +157,17 @@ func checkProbe(ctx context.Context, n *node, p string) []Finding {
 	if n.Config != "" {
 		args = append([]string{"--config=" + n.Config}, args...)
 	}
-	if _, err := run(ctx, n.real(p), args...); err != nil {
+	out, err := run(ctx, n.real(p), args...)
+	if err != nil {
 		return warning("check that nvidia-smi works on this host",
 			"%v; without NVML, MIG devices by UUID, and images that require an architecture or a brand, are refused", err)
 	}
-	return fine("%s asks NVML", p)
+	list := fine("%s asks NVML", p)
+	var a probe.Answers
+	if err := json.Unmarshal(out, &a); err == nil && a.Facts != nil { // a probe of another version may print something else
+		for _, fault := range a.Facts.Faults() {
+			list = append(list, warning("check the kernel log (dmesg) for NVRM and Xid", "%s", fault)...)
+		}
+	}
+	return list
 }

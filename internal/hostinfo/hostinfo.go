@@ -76,11 +76,7 @@ func Read(h config.Host, ask question.Ask) (*Info, error) {
 	for _, err := range inv.Faults() {
 		info.Faults = append(info.Faults, err.Error())
 	}
-	for _, g := range facts.GPUs {
-		if g.Error != "" {
-			info.Faults = append(info.Faults, g.Error)
-		}
-	}
+	info.Faults = append(info.Faults, facts.Faults()...)
 	for i, in := range inv.Annotate(inv.MIG, facts) {
 		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
 	}

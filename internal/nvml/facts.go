@@ -120,22 +120,7 @@ func (r *reader) gpu(d handle, live bool) GPU {
 	}
 	if g.Facts.MIG {
 		g.State.Processes = []Process{} // they use the MIG devices
-		list, complete := r.migDevices(d)
-		if !complete {
-			g.State.unlisted = "MIG devices"
-		}
-		for _, m := range list {
-			one := &reader{library: r.library, err: r.err}
-			facts := one.instanceFacts(m)
-			if live {
-				g.Instances = append(g.Instances, one.state(m))
-			}
-			if one.err != nil {
-				facts.Error = fmt.Sprintf("MIG device %d:%d: %s", d.index, m.index, one.err)
-				g.Error = cmp.Or(g.Error, facts.Error)
-			}
-			g.Facts.Instances = append(g.Facts.Instances, facts)
-		}
+		r.migDevices(d, live, &g)
 	}
 	if r.err != nil {
 		g.Error = r.err.Error()
@@ -159,12 +144,18 @@ func (r *reader) facts(d handle) device.GPUFacts {
 
 		Instances: []device.InstanceFacts{},
 	}
+	r.reject(g.BusID == "", "PCI address", unix.ByteSliceToString(address))
+	r.reject(!device.Inventory{}.IsFull(g.UUID), "UUID", g.UUID)
 	number, _ := get(r, "brand", d.GetBrand, "nvmlDeviceGetBrand")
 	g.Brand = brand(int(number))
-	g.Arch, _ = get(r, "compute capability", func() (string, nvml.Return) {
-		major, minor, ret := d.GetCudaComputeCapability()
-		return fmt.Sprintf("%d.%d", major, minor), ret
+	arch, ok := get(r, "compute capability", func() (v [2]int, ret nvml.Return) {
+		v[0], v[1], ret = d.GetCudaComputeCapability()
+		return v, ret
 	}, "nvmlDeviceGetCudaComputeCapability")
+	r.reject(ok && (arch[0] < 1 || arch[0] > 99 || arch[1] < 0), "compute capability", fmt.Sprintf("%d.%d", arch[0], arch[1]))
+	if ok && r.err == nil {
+		g.Arch = fmt.Sprintf("%d.%d", arch[0], arch[1])
+	}
 	mode, _ := get(r, "MIG mode", func() (int, nvml.Return) {
 		current, _, ret := d.GetMigMode()
 		return current, ret
@@ -173,32 +164,90 @@ func (r *reader) facts(d handle) device.GPUFacts {
 	return g
 }
 
+// instanceFacts reads the facts about a MIG device.
 func (r *reader) instanceFacts(m handle) device.InstanceFacts {
-	return device.InstanceFacts{
+	in := device.InstanceFacts{
 		Index: m.index,
 		UUID:  must(r, "UUID", m.GetUUID, "nvmlDeviceGetUUID"),
 		GI:    must(r, "GPU instance", m.GetGpuInstanceId, "nvmlDeviceGetGpuInstanceId"),
 		CI:    must(r, "compute instance", m.GetComputeInstanceId, "nvmlDeviceGetComputeInstanceId"),
 		Name:  profile(must(r, "name", m.GetName, "nvmlDeviceGetName")),
 	}
+	r.reject(!device.Inventory{}.IsFull(in.UUID), "UUID", in.UUID)
+	r.reject(in.GI < 0 || in.GI > maxMIG, "GPU instance", in.GI)
+	r.reject(in.CI < 0 || in.CI > maxMIG, "compute instance", in.CI)
+	return in
 }
 
-// migDevices lists the MIG devices of a GPU, and reports whether NVML has listed all of them.
-// Indices have gaps if instances were destroyed.
-func (r *reader) migDevices(d handle) (list []handle, complete bool) {
-	count, complete := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
-	for i := range count {
-		ret := nvml.ERROR_UNKNOWN
-		m, ok := get(r, fmt.Sprintf("handle of MIG device %d", i), func() (m nvml.Device, _ nvml.Return) {
-			m, ret = d.GetMigDeviceHandleByIndex(i)
-			return m, ret
-		}, "nvmlDeviceGetMigDeviceHandleByIndex")
-		if ok {
-			list = append(list, handle{m, i})
-		}
-		complete = complete && (ok || ret == nvml.ERROR_NOT_FOUND)
+// reject makes an answer of NVML that cannot be true an error.
+func (r *reader) reject(untrue bool, what string, answer any) {
+	if untrue && r.err == nil {
+		r.err = fmt.Errorf("NVML reports the %s %.64q", what, fmt.Sprint(answer))
 	}
-	return list, complete
+}
+
+// maxMIG is more than any GPU has MIG devices, and more than their ids: an H200 has 7, and ids up to 14.
+const maxMIG = 64
+
+// migDevices adds the MIG devices of a GPU, and their state if live is true. One that NVML does not
+// describe has an error of its own.
+func (r *reader) migDevices(d handle, live bool, g *GPU) {
+	count := must(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
+	r.reject(count < 0 || count > maxMIG, "number of MIG devices", count)
+	if r.err != nil {
+		g.State.unlisted = "MIG devices"
+		return
+	}
+	named := map[[2]int]int{} // how many MIG devices NVML reports with these ids
+	for i := range count {
+		one := &reader{library: r.library}
+		facts, state, exists := one.migDevice(d, i, live)
+		if one.code == nvml.ERROR_NO_PERMISSION {
+			g.State.unlisted = "MIG devices"
+		}
+		if !exists {
+			continue
+		}
+		if one.err == nil {
+			named[[2]int{facts.GI, facts.CI}]++
+		} else {
+			facts.Error = one.err.Error()
+		}
+		g.Facts.Instances = append(g.Facts.Instances, facts)
+		if live {
+			g.Instances = append(g.Instances, state)
+		}
+	}
+	for i, in := range g.Facts.Instances {
+		if n := named[[2]int{in.GI, in.CI}]; n > 1 && in.Error == "" { // guard: probe: MIG devices are told apart
+			in.Error = fmt.Sprintf("NVML reports the instances %d/%d for %d MIG devices", in.GI, in.CI, n)
+		}
+		if in.Error != "" {
+			in.Error = fmt.Sprintf("MIG device %d:%d: %s", d.index, in.Index, in.Error)
+			g.Error = cmp.Or(g.Error, in.Error)
+		}
+		g.Facts.Instances[i] = in
+	}
+}
+
+// migDevice reads the MIG device with an index. Indices have gaps if instances were destroyed.
+func (r *reader) migDevice(d handle, index int, live bool) (facts device.InstanceFacts, s State, exists bool) {
+	m := must(r, "handle", func() (m nvml.Device, _ nvml.Return) {
+		m, r.code = d.GetMigDeviceHandleByIndex(index)
+		return m, r.code
+	}, "nvmlDeviceGetMigDeviceHandleByIndex")
+	switch r.code {
+	case nvml.ERROR_NOT_FOUND, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NO_PERMISSION:
+		return facts, s, false
+	}
+	if r.err != nil {
+		return device.InstanceFacts{Index: index}, s, true
+	}
+	facts = r.instanceFacts(handle{m, index})
+	if live {
+		s = r.state(handle{m, index})
+	}
+	return facts, s, true
 }
 
 // threadCount is how many threads ask about GPUs: within gpusLimit two can hang.

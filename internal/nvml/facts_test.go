@@ -289,3 +289,19 @@ func TestErrorsSayWhyNVMLCannotBeAsked(t *testing.T) {
 		})
 	}
 }
+
+// NVML reports the instances of one MIG device for two: neither name is believed.
+func TestMIGDevicesAreToldApart(t *testing.T) {
+	d := sim.New(t, sim.Options{GPUs: 1, MIG: []sim.MIGDevice{{GPU: 0, GI: 5}, {GPU: 0, GI: 9}, {GPU: 0, GI: 10}}})
+	check(t, d.Answers(sim.Answer{Function: "nvmlDeviceGetGpuInstanceId", UUID: d.MIG[0].UUID, Value: "9"}))
+	facts, err := askFor[device.Facts](t, d, "facts")
+	check(t, err)
+	for i, in := range facts.GPUs[0].Instances {
+		if want := i < 2; strings.Contains(in.Error, "for 2 MIG devices") != want {
+			t.Errorf("%+v, want an error %v", in, want)
+		}
+	}
+	if len(facts.GPUs[0].Instances) != 3 || facts.GPUs[0].Error != "" {
+		t.Errorf("%+v", facts.GPUs[0])
+	}
+}

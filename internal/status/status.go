@@ -208,6 +208,11 @@ func holders(records []Record, has func(Record) bool) []string {
 func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 	i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return l.Facts.BusID == g.PCI })
 	if i < 0 {
+		for _, l := range live.GPUs {
+			if l.Facts.BusID == "" { // which GPU it is, NVML does not say
+				g.Error = cmp.Or(g.Error, l.Facts.Error)
+			}
+		}
 		g.Error = cmp.Or(g.Error, live.Error, "NVML does not list it")
 		return
 	}

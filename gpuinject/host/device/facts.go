@@ -47,17 +47,25 @@ type InstanceFacts struct {
 	Error string `json:"error,omitempty"`
 }
 
-// unknown returns why NVML's answer about a GPU is missing, or "" if every answer is complete.
-func (f Facts) unknown() string {
+// Faults lists why NVML's answer is not complete, for each GPU and MIG device of which it is not.
+func (f Facts) Faults() (list []string) {
 	for _, g := range f.GPUs {
 		if g.Error != "" {
-			return g.Error
+			list = append(list, g.Error)
 		}
 		for _, in := range g.Instances {
 			if in.Error != "" {
-				return in.Error
+				list = append(list, in.Error)
 			}
 		}
+	}
+	return list
+}
+
+// unknown returns why NVML's answer is missing, or "" if every answer is complete.
+func (f Facts) unknown() string {
+	for _, fault := range f.Faults() {
+		return fault
 	}
 	return ""
 }

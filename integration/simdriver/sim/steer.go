@@ -66,6 +66,23 @@ func (d *Driver) Faults(list ...Fault) error {
 	return d.steer("faults", b.String())
 }
 
+// Answer is what a function of NVML answers for a device.
+type Answer struct {
+	Function string // "nvmlDeviceGetName"
+	UUID     string // of the GPU or MIG device
+	// Value is a text or a number, which may be empty or hold any byte but 0 and a new line.
+	Value string
+}
+
+// Answers makes functions of NVML answer with these values from now on, and with no others.
+func (d *Driver) Answers(list ...Answer) error {
+	var b strings.Builder
+	for _, a := range list {
+		fmt.Fprintf(&b, "%s %s %s\n", a.Function, a.UUID, a.Value)
+	}
+	return d.steer("answers", b.String())
+}
+
 // Types of NVML's events.
 const (
 	DoubleBitECC   = 0x2
