@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path"
@@ -12,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
@@ -96,6 +99,32 @@ func TestWhatIsGivenOnEachLayout(t *testing.T) {
 		}
 		if !maps.Equal(byName, wanted) {
 			t.Errorf("%s: given otherwise than on %s:\n%v\n%v", layout, sim.Debian, byName, wanted)
+		}
+	}
+}
+
+// The whole table for the driver of Debian's packages (testdata/debian.sh of package driver).
+func TestWhatIsGivenOfDebiansPackages(t *testing.T) {
+	wide := ldcache.ABI64
+	if wide.Arch != "x86_64" {
+		t.Skip("NOT TESTED: the lists are those of amd64")
+	}
+	for _, suite := range []string{"bookworm", "trixie"} {
+		r := testtree.NewRoot(t)
+		version, _ := r.Unpack("../../gpuinject/host/driver/testdata/debian-"+suite+".txt", wide.Machine)
+		d := sim.New(t, sim.Options{GPUs: 1, Version: version})
+		text, err := os.ReadFile(d.ConfigPath)
+		testtree.Check(t, err)
+		testtree.Check(t, os.WriteFile(d.ConfigPath, bytes.ReplaceAll(text, []byte(fmt.Sprintf("driver-root = %q", d.Root)), []byte(fmt.Sprintf("driver-root = %q", r.Dir))), 0o644))
+		var have strings.Builder
+		files := fileTable(t, fine(t, "--config", d.ConfigPath, "info", "--files"))
+		for _, file := range slices.Sorted(maps.Keys(files)) {
+			fmt.Fprintf(&have, "%s: %s\n", strings.ReplaceAll(file, r.Dir+"/", ""), files[file])
+		}
+		want, err := os.ReadFile("testdata/files-debian-" + suite + ".txt")
+		testtree.Check(t, err)
+		if have.String() != string(want) {
+			t.Errorf("%s: the table is\n%s", suite, have.String())
 		}
 	}
 }

@@ -1,14 +1,11 @@
 package driver
 
 import (
-	"debug/elf"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
 
 // notGiven are the files of Debian's packages that no container gets: units, documents, scripts and
@@ -35,7 +32,7 @@ func TestDebiansPackages(t *testing.T) {
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			r := newRoot(t)
-			version, names := r.unpack("testdata/debian-" + suite + ".txt")
+			version, names := r.Unpack("testdata/debian-"+suite+".txt", ldcache.ABI64.Machine)
 			files, err := Discover(r.host, version)
 			r.Check(err)
 			given := map[string]bool{}
@@ -63,29 +60,4 @@ func TestDebiansPackages(t *testing.T) {
 			}
 		})
 	}
-}
-
-// unpack makes the files and links of a list, and returns the driver's version and the names of the
-// files.
-func (r *fakeRoot) unpack(list string) (version string, names []string) {
-	r.Helper()
-	text, err := os.ReadFile(list)
-	r.Check(err)
-	head, lines, _ := strings.Cut(string(text), "\n")
-	_, version, _ = strings.Cut(head, ", driver ")
-	for line := range strings.Lines(lines) {
-		name, soname, isLibrary := strings.Cut(strings.TrimRight(line, "\n"), " = ")
-		link, target, isLink := strings.Cut(name, " -> ")
-		switch {
-		case isLink:
-			r.Link(link, target)
-			continue
-		case isLibrary:
-			r.Write(name, testtree.Library(elf.ELFCLASS64, ldcache.ABI64.Machine, soname))
-		default:
-			r.Write(name, "{}")
-		}
-		names = append(names, name)
-	}
-	return version, names
 }
