@@ -320,7 +320,7 @@ func named(t *testing.T, d *sim.Driver, reason string) {
 func TestServeShowsTheFault(t *testing.T) {
 	d := newDriver(t)
 	serve := &testenv.Command{Name: "serve", Dir: t.TempDir(), Log: filepath.Join(t.TempDir(), "log"),
-		Argv: []string{filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir()}}
+		Argv: []string{filepath.Join(testenv.ShimDir(), version.Ctl), "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir()}}
 	testtree.Check(t, serve.Start())
 	t.Cleanup(serve.Stop)
 	address := ""
