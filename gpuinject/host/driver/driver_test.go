@@ -69,7 +69,9 @@ func TestASearchWithoutDescriptorsHasNoResult(t *testing.T) {
 		var err error
 		testtree.LimitDescriptors(t, spare, func() { got, err = Discover(r.host, version) })
 		fits = err == nil
-		if got.Found, got.Sum = want.Found, want.Sum; fits && !reflect.DeepEqual(got, want) || !fits && !errors.Is(err, unix.EMFILE) {
+		// Directories that were just made are read again next time: without a sum.
+		got.Found, got.Sum = want.Found, want.Sum
+		if fits && !reflect.DeepEqual(got, want) || !fits && !errors.Is(err, unix.EMFILE) {
 			t.Errorf("with %d descriptors: %v, %d libraries", spare, err, len(got.Libraries))
 		}
 	}
