@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/rawio"
 )
 
 // Way is what a name may lead through.
@@ -35,11 +37,7 @@ var (
 
 // Root opens a directory that the caller chose, for Open. The caller closes it.
 func Root(dir string) (fd int, err error) {
-	fd, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		err = &os.PathError{Op: "open", Path: dir, Err: err}
-	}
-	return fd, err
+	return rawio.Open(dir, unix.O_PATH|unix.O_DIRECTORY)
 }
 
 // Open opens name inside root, absolute or not, as an O_PATH descriptor, which the caller closes. The
@@ -79,11 +77,8 @@ func Reader(fd int, st *unix.Stat_t, maxSize int64) (File, error) {
 	case st.Size > maxSize: // guard: records: size
 		return File{}, fmt.Errorf("%w %d bytes", ErrTooLarge, maxSize)
 	}
-	at, err := unix.Open(Path(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return File{}, &os.PathError{Op: "open", Path: Path(fd), Err: err}
-	}
-	return File{at}, nil
+	at, err := rawio.Open(Path(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	return File{at}, err
 }
 
 // File is an open regular file. An os.File would try to wait for it with epoll(7).
@@ -116,12 +111,7 @@ func Read(fd int, st *unix.Stat_t, maxSize int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data := make([]byte, st.Size)
-	n, err := f.ReadAt(data, 0)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return data[:n], err
+	return rawio.Read(f.fd, int(st.Size), int(st.Size))
 }
 
 // ReadDir returns the names in a directory, unsorted, or the first limit of them and ErrTooLarge.
