@@ -50,7 +50,7 @@ func (p *Plan) edit(f edited) error {
 	p.Handler, p.configFile = f.handler, f.name
 	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
 	// guard: installation: only originals kept
-	if f.text != nil && bytes.Equal(f.text, f.original) && !hasOurs(f.text) {
+	if f.text != nil && bytes.Equal(f.text, f.original) && !hasOurs(f.original) {
 		backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, f.text)
 		p.Changes = append(p.Changes, backup, change)
 		return err
@@ -75,13 +75,9 @@ func sameContent(a, b []byte) bool {
 	return false
 }
 
-// hasOurs reports whether a configuration has a runtime of this shim without our marks.
+// hasOurs reports whether a configuration without our marks has a runtime of this shim.
 func hasOurs(text []byte) bool {
-	original, err := tomledit.Strip(text)
-	if err != nil {
-		return false
-	}
-	config, err := tomledit.Decode(original)
+	config, err := tomledit.Decode(text)
 	return err == nil && len(oursIn(config)) > 0
 }
 

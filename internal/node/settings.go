@@ -56,6 +56,7 @@ func (k *Keeper) configure(in *install.Installer) error {
 	asked := k.Settings != "" || k.FromToolkit
 	ours := now == nil || runtimeclass.Unchanged(now)
 	follows := ours && bytes.Contains(now, []byte(fromNode))
+	inContainer := ours && tomledit.Table(have, "host")["driver-root"] == DriverContainer
 	if !asked && !ours && isSet(have) {
 		return nil
 	}
@@ -67,17 +68,16 @@ func (k *Keeper) configure(in *install.Installer) error {
 	case found:
 		tables = carried
 	case k.FromToolkit && ours: // the toolkit is gone; what it had set stays
-		tables, _ = tomledit.Decode(now)
+		tables = have
 	case !asked && isSet(have) && !follows:
-		tables, _ = tomledit.Decode(now)
-		header = ""
+		tables, header = have, ""
 	}
 	settings, err := tomledit.Decode([]byte(k.Settings))
 	if err != nil {
 		return err
 	}
 	tomledit.Merge(tables, settings)
-	added, err := addDriverContainer(tables, ours && tomledit.Table(have, "host")["driver-root"] == DriverContainer)
+	added, err := addDriverContainer(tables, inContainer)
 	if err != nil || !asked && !follows && !added {
 		return err
 	}
