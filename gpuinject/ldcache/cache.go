@@ -19,11 +19,6 @@ const (
 	maxHWCaps  = 1 << 10
 )
 
-// hwcapExtension marks an entry of a glibc-hwcaps subdirectory: then the low 32 bits of HWCap are
-// an index into Cache.HWCaps, and the upper bits may hold an ISA level (glibc 2.33,
-// DL_CACHE_HWCAP_EXTENSION in sysdeps/generic/dl-cache.h).
-const hwcapExtension = 1 << 62
-
 // Entry is one library of a cache: struct file_entry_new of glibc's sysdeps/generic/dl-cache.h.
 type Entry struct {
 	Name      string // what a program asks for: "libcuda.so.1"

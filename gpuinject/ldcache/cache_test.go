@@ -19,6 +19,11 @@ var hostFlags = ABI64.Flags
 
 var check = testtree.Check
 
+// hwcapExtension marks an entry of a glibc-hwcaps subdirectory: then the low 32 bits of HWCap are
+// an index into Cache.HWCaps, and the upper bits may hold an ISA level (glibc 2.33,
+// DL_CACHE_HWCAP_EXTENSION in sysdeps/generic/dl-cache.h).
+const hwcapExtension = 1 << 62
+
 // hostCache is the machine's own cache, or one that its ldconfig makes.
 func hostCache(t testing.TB) []byte {
 	t.Helper()

@@ -67,9 +67,9 @@ func Beside(files driver.Files, img image.Image, every bool) (list []Bind) {
 	return list
 }
 
-// WithoutCompat returns the files without the libraries that a forward compatibility package
+// withoutCompat returns the files without the libraries that a forward compatibility package
 // replaces: no search path may find the host's libraries first.
-func WithoutCompat(files driver.Files) driver.Files {
+func withoutCompat(files driver.Files) driver.Files {
 	files.Libraries = slices.DeleteFunc(slices.Clone(files.Libraries), func(l driver.Library) bool {
 		stem, _, _ := strings.Cut(l.Name, ".so")
 		return l.Bits == 64 && slices.Contains(compatNames, stem)
@@ -84,10 +84,10 @@ var compatNames = []string{
 	"libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-tileiras",
 }
 
-// XorgModules returns the directory in which the X server of an image looks for modules: in
+// xorgModules returns the directory in which the X server of an image looks for modules: in
 // /usr/lib64 if the libraries are in lib64 (Fedora, RHEL, openSUSE), otherwise in /usr/lib, even
 // with Debian's multiarch directories.
-func XorgModules(img image.Image) string {
+func xorgModules(img image.Image) string {
 	if path.Base(img.LibDir) == "lib64" {
 		return "/usr/lib64/xorg/modules"
 	}

@@ -102,7 +102,7 @@ func bundlePath(c Container, name string) string {
 // removed, and mounting over one would list the GPU once more.
 func dataDest(d driver.File, root RootFS, img image.Image, log *verdict.Log) string {
 	if !path.IsAbs(d.Dest) {
-		return path.Join(XorgModules(img), d.Dest)
+		return path.Join(xorgModules(img), d.Dest)
 	}
 	needed := len(d.Needs) == 0 || slices.ContainsFunc(d.Needs, func(name string) bool {
 		if !path.IsAbs(name) {

@@ -33,17 +33,17 @@ func layOut(files driver.Files) view.Spec {
 	for _, d := range files.Data {
 		switch {
 		case d.Data != nil:
-			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: DataName(d)})
+			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: dataName(d)})
 		case !d.Direct:
-			spec.Files = append(spec.Files, view.File{Source: d.Path, Name: DataName(d)})
+			spec.Files = append(spec.Files, view.File{Source: d.Path, Name: dataName(d)})
 		}
 	}
 	return spec
 }
 
-// DataName returns the name of a data file in the view: its path in the container without the first
+// dataName returns the name of a data file in the view: its path in the container without the first
 // component or two.
-func DataName(d driver.File) string {
+func dataName(d driver.File) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(viewXorg, d.Dest)
 	}
@@ -89,10 +89,10 @@ func loaderNames(l driver.Library) (names []string) {
 	return names
 }
 
-// LoaderEntries returns the names by which a program can ask the loader for the driver's libraries,
+// loaderEntries returns the names by which a program can ask the loader for the driver's libraries,
 // and the directories of these libraries. A library in a subdirectory (vdpau, gbm) is opened by its
 // path.
-func LoaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
+func loaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
 	dirs = []string{path.Join(view.Dir, viewLib)}
 	for _, l := range files.Libraries {
 		if l.Subdir != "" {

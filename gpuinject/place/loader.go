@@ -15,7 +15,7 @@ import (
 // image. If the image is not writable, a generated cache is mounted over its own. ldconfig cannot
 // run in such an image, so it does no harm that the mounted file cannot be replaced.
 func findableByLoader(c Container, root RootFS, img image.Image, files driver.Files) (ch Changes) {
-	entries, dirs := LoaderEntries(files)
+	entries, dirs := loaderEntries(files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {
 		ch.Note("%s", n)

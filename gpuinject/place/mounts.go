@@ -26,7 +26,7 @@ func Files(c Container, root RootFS, g Given, compatDriver string) (Changes, err
 	img, linker := inspect(compatDriver, root, g.Request.Has(config.Compute))
 	linker.Join(noteGraphics(root, img, g.Files, g.Request.Has(config.Display)))
 	if img.Compat.Use {
-		g.Files = WithoutCompat(g.Files)
+		g.Files = withoutCompat(g.Files)
 	}
 	view, err := newView(c.Host.StateDir, g.Files)
 	viewAt := ""
@@ -133,7 +133,7 @@ func filesBeside(root RootFS, img image.Image, files driver.Files, every bool, l
 		case d.Direct:
 			list = append(list, Bind{Source: d.Path, Destination: dest})
 		default:
-			list = append(list, Bind{Name: DataName(d), Destination: dest})
+			list = append(list, Bind{Name: dataName(d), Destination: dest})
 		}
 	}
 	return list

@@ -54,7 +54,7 @@ func ReplacesMounts(c Container) bool {
 // driver, with the destination and options that nvidia-ctk writes, or request.VoidMount. A user's
 // own mount of the same file has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
-	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !IsBind(m) {
+	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !isBind(m) {
 		return false
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
@@ -70,7 +70,7 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 // isDriverDir reports whether a read-only mount at view.Dir is this host's directory of the driver, as
 // GKE's device plugin mounts it into every container that has a GPU. The view takes its place.
 func isDriverDir(files driver.Files, m specs.Mount) bool {
-	if path.Clean(m.Destination) != view.Dir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !IsBind(m) {
+	if path.Clean(m.Destination) != view.Dir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !isBind(m) {
 		return false
 	}
 	source, err := os.Stat(m.Source)

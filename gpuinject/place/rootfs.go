@@ -50,9 +50,9 @@ func ReadMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (R
 			return r, verdict.Invalid("the mount at %s: %w", request.Quote(m.Destination), err)
 		}
 		if IsBelow("/proc", at) {
-			r.OwnProc = at == "/proc" && m.Type == "proc" && !IsBind(m) // guard: isolation: no bind as procfs
+			r.OwnProc = at == "/proc" && m.Type == "proc" && !isBind(m) // guard: isolation: no bind as procfs
 		}
-		lasting := IsBind(m) || !slices.Contains(ephemeralTypes, m.Type)
+		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
 		if lasting && (isOwnMount(c, m) || removed != nil && removed(m)) {
 			continue
 		}
@@ -157,8 +157,8 @@ func (r RootFS) CacheMountPoint() string {
 	return at
 }
 
-// IsBind reports whether a mount is a bind.
-func IsBind(m specs.Mount) bool {
+// isBind reports whether a mount is a bind.
+func isBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 

@@ -223,8 +223,8 @@ const (
 	ctkHook = "nvidia-ctk"
 )
 
-// IsCDIHook reports whether a hook comes from one of NVIDIA's CDI specifications.
-func IsCDIHook(h specs.Hook) bool {
+// isCDIHook reports whether a hook comes from one of NVIDIA's CDI specifications.
+func isCDIHook(h specs.Hook) bool {
 	return hookRuns(h, cdiHook) || hookRuns(h, ctkHook) && slices.Contains(h.Args, "hook")
 }
 
@@ -257,7 +257,7 @@ func Hooks(hooks specs.Hooks) []specs.Hook {
 // containerd for CDIDevices of CRI, by docker or ctr for --device, for a claim of the DRA driver.
 // Without hooks, a specification of another author needs no changes.
 func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
-	return (env[EnvCDI] != "" || slices.ContainsFunc(Hooks(spec.Hooks), IsCDIHook)) &&
+	return (env[EnvCDI] != "" || slices.ContainsFunc(Hooks(spec.Hooks), isCDIHook)) &&
 		slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
 			return (d.Type == "c" || d.Type == "u") && devnode.IsDriver(path.Clean(d.Path))
 		})

@@ -191,7 +191,7 @@ var table = [][]string{
 		"!mightAskUnchecked(filepath.Join(dir, bundle.ConfigName))", "mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)); true"},
 	{"isolation: own mount namespace", "gpuinject TestIsolation", `namespaces[i].Path != ""`},
 	{"isolation: own procfs", "gpuinject TestIsolation"},
-	{"isolation: no bind as procfs", "gpuinject TestIsolation", "!IsBind(m)"},
+	{"isolation: no bind as procfs", "gpuinject TestIsolation", "!isBind(m)"},
 	{"mask: if the host's root is mapped", "gpuinject TestWhoGetsTheMask", "!mapsHostRoot(linux.UIDMappings)"},
 	{"mask: ModifyDeviceFiles", "gpuinject TestWhoGetsTheMask", "ModifyDeviceFiles: 0"},
 	{"mask: without a request", "TestNodesWithoutARequestBringTheMask",
