@@ -2,7 +2,6 @@ package runtimeclass
 
 import (
 	"bytes"
-	"fmt"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -10,40 +9,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
-
-type configFile struct {
-	// name has its links resolved: a link to the file stays a link.
-	name string
-	// text is nil if there is no file; original is text without the changes of an earlier
-	// installation.
-	text, original []byte
-}
-
-// readConfigFile reads a file in which comments mark what an installation changed.
-func (h Host) readConfigFile(name string) (configFile, error) {
-	name, err := h.Follow(name)
-	if err != nil {
-		return configFile{}, err
-	}
-	text, err := h.Read(name)
-	if err != nil {
-		return configFile{}, err
-	}
-	original, err := tomledit.Strip(text)
-	if err != nil {
-		return configFile{}, fmt.Errorf("%s: %w", name, err)
-	}
-	return configFile{name, text, original}, nil
-}
-
-// edited is a configuration to which a handler was added.
-type edited struct {
-	configFile
-	after   []byte
-	handler string
-	// more are changes that go with it.
-	more []hosttree.Change
-}
 
 // edit plans the new text of a configuration and a backup of the original.
 func (p *Plan) edit(f edited) error {

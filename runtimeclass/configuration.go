@@ -9,21 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
-
-// Runtime is one handler in a containerd configuration.
-type Runtime struct {
-	// Type and Path are runtime_type and runtime_path.
-	Type, Path string
-	// Options is the options table; nil if there is none.
-	Options map[string]any
-}
-
-// Ours reports whether the handler starts this project's shim.
-func (r Runtime) Ours() bool {
-	return r.Type == RuntimeType || path.Base(r.Type) == version.Shim || path.Base(r.Path) == version.Shim
-}
 
 // Configuration is the part of containerd's configuration about runtimes.
 type Configuration struct {
@@ -308,4 +294,67 @@ func newVersion(daemon semver.Version) int {
 		return 3
 	}
 	return 2
+}
+
+// readConfigFile reads a file in which comments mark what an installation changed.
+func (h Host) readConfigFile(name string) (configFile, error) {
+	name, err := h.Follow(name)
+	if err != nil {
+		return configFile{}, err
+	}
+	text, err := h.Read(name)
+	if err != nil {
+		return configFile{}, err
+	}
+	original, err := tomledit.Strip(text)
+	if err != nil {
+		return configFile{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return configFile{name, text, original}, nil
+}
+
+// holder returns the last file with a runtime with that name, and the runtime; nil if there is
+// none.
+func holder(files []tomlFile, name string) (file string, runtime map[string]any) {
+	for _, f := range slices.Backward(files) {
+		if r := tomledit.Table(f.cri(), "containerd", "runtimes", name); r != nil {
+			return f.name, r
+		}
+	}
+	return "", nil
+}
+
+// sectionNames are the plugins that can have runtimes.
+var sectionNames = []string{criV1, criV2, criV3}
+
+// oursIn returns the runtimes in a configuration that start this shim.
+func oursIn(config map[string]any) (names []string) {
+	for _, section := range sectionNames {
+		runtimes := tomledit.Table(config, "plugins", section, "containerd", "runtimes")
+		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
+			r := tomledit.Table(runtimes, name)
+			typ, _ := r["runtime_type"].(string)
+			file, _ := r["runtime_path"].(string)
+			if (Runtime{Type: typ, Path: file}).Ours() && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// withoutEmpty returns a copy of a table without empty tables.
+func withoutEmpty(table map[string]any) map[string]any {
+	out := map[string]any{}
+	for key, v := range table {
+		sub, ok := v.(map[string]any)
+		if ok {
+			sub = withoutEmpty(sub)
+			v = sub
+		}
+		if !ok || len(sub) > 0 {
+			out[key] = v
+		}
+	}
+	return out
 }

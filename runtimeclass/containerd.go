@@ -10,12 +10,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// Containerd is the name of containerd, and DefaultContainerdConfig its own default.
-const (
-	Containerd              = "containerd"
-	DefaultContainerdConfig = "/etc/containerd/config.toml"
-)
-
 // containerd is a containerd that belongs to no other daemon.
 type containerd struct{}
 
@@ -135,10 +129,6 @@ func (c containerd) byHand(p *Plan, o Options) []string {
 	return named(DefaultContainerdConfig, ours)
 }
 
-// DropInName is the name of our file in a directory of imports. It sorts after names that begin
-// with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last file wins.
-const DropInName = "nvidia-shim.toml"
-
 // mergesImports reports whether the daemon merges the tables of imported files. containerd before
 // 2.1 replaces a plugin's whole section with that of the last file that has one (containerd issue
 // 5837).
@@ -159,17 +149,6 @@ func (h Host) fileToEdit(files []tomlFile) string {
 		}
 	}
 	return name
-}
-
-// holder returns the last file with a runtime with that name, and the runtime; nil if there is
-// none.
-func holder(files []tomlFile, name string) (file string, runtime map[string]any) {
-	for _, f := range slices.Backward(files) {
-		if r := tomledit.Table(f.cri(), "containerd", "runtimes", name); r != nil {
-			return f.name, r
-		}
-	}
-	return "", nil
 }
 
 // dropIn returns the path of our file in the first directory that the file imports as a whole, or

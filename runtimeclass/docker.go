@@ -22,15 +22,6 @@ const (
 	DefaultDockerConfig = "/etc/docker/daemon.json"
 )
 
-// Programs of NVIDIA's toolkit: dockerd offers --gpus if one is in its PATH, and never runs it.
-const (
-	CDIHookName     = "nvidia-cdi-hook"
-	RuntimeHookName = "nvidia-container-runtime-hook"
-)
-
-// cdiHookLink is where install creates a link with that name.
-const cdiHookLink = "/usr/local/bin/" + CDIHookName
-
 // docker is a dockerd of the system. It runs containers with the host's containerd or one of its own.
 type docker struct{}
 

@@ -234,3 +234,13 @@ func flatten(prefix string, table map[string]any, to map[string]string) {
 		}
 	}
 }
+
+// Apply makes the changes, each by an atomic rename. A file that changed since the plan was made is
+// left alone. If the daemon can be asked, it must then read the same configuration as before, except
+// for this shim's runtimes: otherwise all changes are taken back.
+func (p Plan) Apply() error {
+	if file := p.dumpFile(); file != "" {
+		return p.applyCompared(file)
+	}
+	return p.apply()
+}

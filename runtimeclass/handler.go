@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 func taken(handler, file string, runtime any, advice string) error {
@@ -77,4 +79,25 @@ func defaultTable(plugin, name string) string {
 
 func describe(runtime any) string {
 	return fmt.Sprintf("%.256s", bytes.TrimSpace(encodeJSON(runtime, "")))
+}
+
+// Runtime is one handler in a containerd configuration.
+type Runtime struct {
+	// Type and Path are runtime_type and runtime_path.
+	Type, Path string
+	// Options is the options table; nil if there is none.
+	Options map[string]any
+}
+
+// Ours reports whether the handler starts this project's shim.
+func (r Runtime) Ours() bool {
+	return r.Type == RuntimeType || path.Base(r.Type) == version.Shim || path.Base(r.Path) == version.Shim
+}
+
+// named returns the names of runtimes, each behind the file that has them.
+func named(file string, runtimes map[string]Runtime) (list []string) {
+	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
+		list = append(list, file+": "+name)
+	}
+	return list
 }

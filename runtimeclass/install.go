@@ -2,7 +2,6 @@ package runtimeclass
 
 import (
 	"cmp"
-	"maps"
 	"path"
 	"slices"
 
@@ -115,12 +114,4 @@ func (p *Plan) keepNeeded(o Options) {
 	if len(p.NeededBy) > 0 { // guard: installation: programs kept for others
 		p.Programs = nil
 	}
-}
-
-// named returns the names of runtimes, each behind the file that has them.
-func named(file string, runtimes map[string]Runtime) (list []string) {
-	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
-		list = append(list, file+": "+name)
-	}
-	return list
 }

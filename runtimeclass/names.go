@@ -53,3 +53,22 @@ func inServicePath(program string) (paths []string) {
 	}
 	return paths
 }
+
+// DropInName is the name of our file in a directory of imports. It sorts after names that begin
+// with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last file wins.
+const DropInName = "nvidia-shim.toml"
+
+// Containerd is the name of containerd, and DefaultContainerdConfig its own default.
+const (
+	Containerd              = "containerd"
+	DefaultContainerdConfig = "/etc/containerd/config.toml"
+)
+
+// Programs of NVIDIA's toolkit: dockerd offers --gpus if one is in its PATH, and never runs it.
+const (
+	CDIHookName     = "nvidia-cdi-hook"
+	RuntimeHookName = "nvidia-container-runtime-hook"
+)
+
+// cdiHookLink is where install creates a link with the name CDIHookName.
+const cdiHookLink = "/usr/local/bin/" + CDIHookName

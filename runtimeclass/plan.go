@@ -2,10 +2,13 @@ package runtimeclass
 
 import (
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 )
 
@@ -117,16 +120,6 @@ func (p Plan) Diff() string {
 	return b.String()
 }
 
-// Apply makes the changes, each by an atomic rename. A file that changed since the plan was made is
-// left alone. If the daemon can be asked, it must then read the same configuration as before, except
-// for this shim's runtimes: otherwise all changes are taken back.
-func (p Plan) Apply() error {
-	if file := p.dumpFile(); file != "" {
-		return p.applyCompared(file)
-	}
-	return p.apply()
-}
-
 func (p Plan) apply() error {
 	for _, dir := range p.dirs {
 		p.Host.RemoveTemporary(dir)
@@ -171,4 +164,110 @@ func (p Plan) Undo() (Plan, error) {
 	}
 	undo.Programs = append(undo.Programs, record...) // it lists the programs until they are gone
 	return undo, nil
+}
+
+// Daemon is a program that runs containers, and what is the same about it on every host. The rest of
+// this project asks for these values, and not for names.
+type Daemon struct {
+	// Name selects it, in --target and in the record; Title is its name in a sentence.
+	Name, Title string
+	// Process is the name of its process. Signs are files any of which identifies it if it does not
+	// run.
+	Process string
+	Signs   []string
+	// Programs are patterns of the program that is asked for its version, an example of which is
+	// Version. ProgramDirs are patterns of directories with its programs, besides ServicePath.
+	Programs, ProgramDirs []string
+	Version               string
+	// Config is the configuration that it reads by default. If Generated is true, it writes that file
+	// at each start, from templates.
+	Config    string
+	Generated bool
+	// IsContainerd is true if it is a containerd or brings one: it has containerd's versions, its
+	// runtimes are in a configuration of containerd, and a kubelet can use it.
+	IsContainerd bool
+	// Uses is the daemon of the host that it may run containers with; "" if there is none.
+	Uses string
+	// GPUsFlag is true if its client has the flag --gpus.
+	GPUsFlag bool
+	// Print returns what install prints in place of an installation; nil for a daemon of a host.
+	Print func(Registration) string
+}
+
+// HasConfig reports whether an operator may name its configuration.
+func (d Daemon) HasConfig() bool { return d.Config != "" && !d.Generated }
+
+// VersionOf returns the name of the daemon whose versions it has.
+func (d Daemon) VersionOf() string {
+	if d.IsContainerd {
+		return Containerd
+	}
+	return d.Name
+}
+
+// Program returns its program below root, or "".
+func (d Daemon) Program(root string) string {
+	for _, pattern := range d.Programs {
+		found, _ := filepath.Glob(filepath.Join("/", root, pattern)) // the patterns are valid
+		for _, name := range slices.Backward(found) {
+			if _, err := exec.LookPath(name); err == nil {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// registrar registers the shim with one daemon. A daemon is one file with one type that does this;
+// no other code knows its name.
+type registrar interface {
+	daemon() Daemon
+	// owns reports whether a containerd process is its own.
+	owns(containerd procfs.Process) bool
+	// runtimes returns the runtimes in a file that start this shim.
+	runtimes(h Host, file string) (map[string]Runtime, error)
+	// files returns the files that may have a registration, with the text to restore. but is the
+	// file that gets a new registration; "" for a removal.
+	files(p *Plan, o Options, but string) ([]configFile, error)
+	// register plans a registration in one file.
+	register(p *Plan, o Options) (edited, error)
+	// restart returns the command that makes it read its configuration after a handler was added or
+	// removed.
+	restart(h Host, removed bool) Restart
+	// byHand lists runtimes that start the shim and that an operator wrote, with their files.
+	byHand(p *Plan, o Options) []string
+}
+
+// placed is a file that installations wrote.
+type placed struct {
+	Path   string        `json:"path"`
+	Kind   hosttree.Kind `json:"kind"`
+	SHA256 string        `json:"sha256"`
+	// OldSHA256 is the sum that the file may still have if the last installation was interrupted.
+	OldSHA256 string `json:"old_sha256,omitempty"`
+	// Version is the version of this program that wrote the file last.
+	Version string `json:"version,omitempty"`
+	// For lists the registrations that need the file, each a target and its configuration. A
+	// directory has none: it is removed when it is empty.
+	For []string `json:"for,omitempty"`
+	// Handlers are the runtimes that an installation added to a configuration: a program that writes
+	// the file again drops our marks, or copies them to another file.
+	Handlers []string `json:"handlers,omitempty"`
+}
+
+type configFile struct {
+	// name has its links resolved: a link to the file stays a link.
+	name string
+	// text is nil if there is no file; original is text without the changes of an earlier
+	// installation.
+	text, original []byte
+}
+
+// edited is a configuration to which a handler was added.
+type edited struct {
+	configFile
+	after   []byte
+	handler string
+	// more are changes that go with it.
+	more []hosttree.Change
 }

@@ -18,23 +18,6 @@ import (
 // RecordPath is the record of what was installed. Tests that install on this host change it.
 var RecordPath = "/etc/nvidia-shim/installed.json"
 
-// placed is a file that installations wrote.
-type placed struct {
-	Path   string        `json:"path"`
-	Kind   hosttree.Kind `json:"kind"`
-	SHA256 string        `json:"sha256"`
-	// OldSHA256 is the sum that the file may still have if the last installation was interrupted.
-	OldSHA256 string `json:"old_sha256,omitempty"`
-	// Version is the version of this program that wrote the file last.
-	Version string `json:"version,omitempty"`
-	// For lists the registrations that need the file, each a target and its configuration. A
-	// directory has none: it is removed when it is empty.
-	For []string `json:"for,omitempty"`
-	// Handlers are the runtimes that an installation added to a configuration: a program that writes
-	// the file again drops our marks, or copies them to another file.
-	Handlers []string `json:"handlers,omitempty"`
-}
-
 // Registered returns the options for each registration on a host.
 func Registered(h Host, o Options) ([]Options, error) {
 	record, err := h.loadRecord()

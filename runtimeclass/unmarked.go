@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"path/filepath"
 	"reflect"
@@ -14,9 +13,6 @@ import (
 
 // This file handles runtimes of this shim without our marks: a program that writes a configuration
 // out again, such as `containerd config migrate` or `nvidia-ctk runtime configure`, drops comments.
-
-// sectionNames are the plugins that can have runtimes.
-var sectionNames = []string{criV1, criV2, criV3}
 
 // adopt prepares a registration beside an unmarked runtime of the same name: that of an
 // installation is taken out, to be written again; one that an operator wrote stays as it is, and
@@ -135,36 +131,4 @@ func registeredIn(files []tomlFile) (names []string) {
 		names = append(names, ownHandlers(f.text)...)
 	}
 	return names
-}
-
-// oursIn returns the runtimes in a configuration that start this shim.
-func oursIn(config map[string]any) (names []string) {
-	for _, section := range sectionNames {
-		runtimes := tomledit.Table(config, "plugins", section, "containerd", "runtimes")
-		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
-			r := tomledit.Table(runtimes, name)
-			typ, _ := r["runtime_type"].(string)
-			file, _ := r["runtime_path"].(string)
-			if (Runtime{Type: typ, Path: file}).Ours() && !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// withoutEmpty returns a copy of a table without empty tables.
-func withoutEmpty(table map[string]any) map[string]any {
-	out := map[string]any{}
-	for key, v := range table {
-		sub, ok := v.(map[string]any)
-		if ok {
-			sub = withoutEmpty(sub)
-			v = sub
-		}
-		if !ok || len(sub) > 0 {
-			out[key] = v
-		}
-	}
-	return out
 }

@@ -17,7 +17,6 @@ import (
 // Nothing is added here.
 var cycles = map[string]string{
 	"gpuinject/host/driver": "data files fresh kinds libraries search",
-	"runtimeclass":          "backup configuration containerd daemon docker dump files find handler install k3s kind kubelet plan record toml unmarked",
 }
 
 // In the other packages a reader can go from file to file and never has to come back.
