@@ -22,7 +22,7 @@ var floors = [][]string{
 		"internal/status", "internal/toolkit",
 	},
 	{"shim", "runtimeclass"},
-	{"internal/gpumemory", "internal/kubelet", "internal/nvml", "internal/probe"},
+	{"internal/gpumemory", "internal/nvml", "internal/podresources", "internal/probe"},
 	{"gpuinject"},
 	{"gpuinject/grant", "gpuinject/place"},
 	{

@@ -19,7 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/podresources"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
@@ -228,7 +228,7 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 	defer cancel()
-	pods, err := kubelet.Pods(ctx, n.real(socket))
+	pods, err := podresources.Pods(ctx, n.real(socket))
 	if err != nil {
 		return problem("check that the kubelet runs (systemctl status kubelet) and see its log, or "+fix, "the kubelet does not answer at %s: %v", socket, err)
 	}

@@ -17,8 +17,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/podresources"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -87,7 +87,7 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 func askKubelet(ctx context.Context, q probe.Questions, a *probe.Answers) {
 	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 	defer cancel()
-	pod, err := kubelet.Allocated(ctx, q.Pod.Socket, q.Pod.Namespace, q.Pod.Name)
+	pod, err := podresources.Allocated(ctx, q.Pod.Socket, q.Pod.Namespace, q.Pod.Name)
 	if err != nil {
 		a.PodError = err.Error()
 	} else {

@@ -1,4 +1,4 @@
-package kubelet
+package podresources
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
@@ -79,7 +79,7 @@ func isBusy(err error) bool {
 // default before Kubernetes 1.36.
 //
 // A server of another user than root is not believed: its answers decide who gets a GPU.
-func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
+func Pods(ctx context.Context, socket string) ([]*api.PodResources, error) {
 	var failed atomic.Pointer[error] // gRPC would only say that the kubelet is unavailable
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, err := dialRoot(ctx, socket)
@@ -96,7 +96,7 @@ func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, err
 		return nil, err
 	}
 	defer conn.Close()
-	response, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	response, err := api.NewPodResourcesListerClient(conn).List(ctx, &api.ListPodResourcesRequest{})
 	switch dialed := failed.Load(); {
 	case err == nil:
 		return response.GetPodResources(), nil

@@ -1,4 +1,4 @@
-package kubelet
+package podresources
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
@@ -25,24 +25,24 @@ func TestTheKubeletIsAsked(t *testing.T) {
 	other := kubelettest.Pod("team", "other", "GPU-other")
 	namesake := kubelettest.Pod("other", "train", "GPU-other")
 	train := kubelettest.Pod("team", "train", "GPU-a", "GPU-b::3")
-	train.Containers[0].Devices = append(train.Containers[0].Devices, &podresources.ContainerDevices{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}})
-	train.Containers = append(train.Containers, &podresources.ContainerResources{Name: "sidecar"})
+	train.Containers[0].Devices = append(train.Containers[0].Devices, &api.ContainerDevices{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}})
+	train.Containers = append(train.Containers, &api.ContainerResources{Name: "sidecar"})
 	found := policy.Allocation{Found: true, Containers: map[string][]string{"main": {"GPU-a", "GPU-b::3"}, "sidecar": {}}}
 	for _, tc := range []struct {
 		name   string
-		answer []*podresources.PodResources
+		answer []*api.PodResources
 		fails  error
 		want   policy.Allocation
 		err    string
 	}{
-		{"three pods", []*podresources.PodResources{other, namesake, train}, nil, found, ""},
-		{"other pods", []*podresources.PodResources{other, namesake}, nil, policy.Allocation{}, ""},
+		{"three pods", []*api.PodResources{other, namesake, train}, nil, found, ""},
+		{"other pods", []*api.PodResources{other, namesake}, nil, policy.Allocation{}, ""},
 		{"a node without pods", nil, nil, policy.Allocation{}, ""},
 		{"a kubelet that fails", nil, status.Error(codes.Internal, "out of order"), policy.Allocation{}, "out of order"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "kubelet.sock")
-			kubelettest.Answer(t, socket, func() ([]*podresources.PodResources, error) { return tc.answer, tc.fails })
+			kubelettest.Answer(t, socket, func() ([]*api.PodResources, error) { return tc.answer, tc.fails })
 			got, err := Allocated(t.Context(), socket, "team", "train")
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("allocated %+v, %v, want %+v, %q", got, err, tc.want, tc.err)
@@ -70,7 +70,7 @@ func TestABusyKubeletIsAskedAgain(t *testing.T) {
 		socket := filepath.Join(t.TempDir(), "kubelet.sock")
 		var calls atomic.Int32
 		ctx, cancel := context.WithCancel(t.Context())
-		kubelettest.Answer(t, socket, func() ([]*podresources.PodResources, error) {
+		kubelettest.Answer(t, socket, func() ([]*api.PodResources, error) {
 			n := calls.Add(1)
 			if n == 8 { // the time is over
 				cancel()
@@ -78,7 +78,7 @@ func TestABusyKubeletIsAskedAgain(t *testing.T) {
 			if n != 4 {
 				return nil, status.Error(code, "rejected by rate limit")
 			}
-			return []*podresources.PodResources{kubelettest.Pod("team", "train", "GPU-a")}, nil
+			return []*api.PodResources{kubelettest.Pod("team", "train", "GPU-a")}, nil
 		})
 		if got, err := Allocated(t.Context(), socket, "team", "train"); err != nil || !got.Found || calls.Load() != 4 {
 			t.Errorf("%v: after %d calls %+v, %v", code, calls.Load(), got, err)
@@ -95,7 +95,7 @@ func TestManyAskAtOnce(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	var mu sync.Mutex
 	tokens, last := 10.0, time.Now()
-	kubelettest.Answer(t, socket, func() ([]*podresources.PodResources, error) {
+	kubelettest.Answer(t, socket, func() ([]*api.PodResources, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		tokens, last = min(10, tokens+100*time.Since(last).Seconds()), time.Now()
@@ -103,7 +103,7 @@ func TestManyAskAtOnce(t *testing.T) {
 			tokens++
 			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
-		return []*podresources.PodResources{kubelettest.Pod("team", "train", "GPU-a")}, nil
+		return []*api.PodResources{kubelettest.Pod("team", "train", "GPU-a")}, nil
 	})
 	errs := make(chan error)
 	for range 64 {
@@ -123,7 +123,7 @@ func TestAKubeletThatDoesNotAnswerCostsTheTimeLimit(t *testing.T) {
 	block := make(chan struct{})
 	defer close(block)
 	hung := filepath.Join(t.TempDir(), "kubelet.sock")
-	kubelettest.Answer(t, hung, func() ([]*podresources.PodResources, error) { <-block; return nil, nil })
+	kubelettest.Answer(t, hung, func() ([]*api.PodResources, error) { <-block; return nil, nil })
 	for socket, want := range map[string]codes.Code{hung: codes.DeadlineExceeded, hung + ".missing": codes.Unavailable} {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		if _, err := Allocated(ctx, socket, "team", "train"); status.Code(err) != want {
