@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10500000
 
 .DEFAULT_GOAL := help
-.PHONY: help build packages man tools daemons kubernetes docker kind demo test test-long test-kind test-unit guards test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build packages man tools daemons kubernetes docker kind demo test test-long test-kind test-unit guards test-gpu attacks soak bench bench-real lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ soak: deps build tools kubernetes ## 150 pods that are churned, an hour of clien
 bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md
 	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 150x .
+
+bench-real: build tools ## measure on this GPU host, and write all samples to samples.json
+	$(GO) run ./integration/bench -real -out "" -n 100 -json samples.json
 
 lint: ## run golangci-lint with the rules that guard the invariants, actionlint and govulncheck
 	@mkdir -p $(TOOLS)
