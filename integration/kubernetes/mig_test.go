@@ -13,6 +13,21 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+// startPlugin starts a plugin until the test ends.
+func startPlugin(t *testing.T, p *plugin) *plugin {
+	t.Helper()
+	life := &testenv.Lifetime{}
+	if err := p.start(life); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(life.End(), os.Remove(p.socket)); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
 // mig partitions GPUs for the rest of the test and has a device plugin hand the MIG devices out as
 // resource. NVIDIA's plugin uses "nvidia.com/gpu" with the strategy single, and other names with
 // mixed.
@@ -27,16 +42,7 @@ func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *pl
 	}
 	p := c.Plugin
 	if resource != p.resource {
-		p = newPlugin(c.Driver, resource, nil)
-		life := &testenv.Lifetime{}
-		if err := p.start(life); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := errors.Join(life.End(), os.Remove(p.socket)); err != nil {
-				t.Error(err)
-			}
-		})
+		p = startPlugin(t, newPlugin(c.Driver, resource, nil))
 	}
 	before := p.ids
 	offer := func(ids []string) error {

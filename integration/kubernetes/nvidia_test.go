@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -170,4 +171,39 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 			c.checkAllocated(t, pod, "main", true, 1)
 		}
 	})
+}
+
+// HAMi's and Volcano's plugins: the container gets the GPU that the plugin answered, whatever its
+// image asks for, and keeps what their library needs; the GPU that the id names is not its own.
+func TestAPluginThatSharesGPUs(t *testing.T) {
+	c := shared
+	const resource = "volcano.sh/vgpu-number"
+	var ids []string
+	for i := range 3 {
+		ids = append(ids, fmt.Sprintf("%s-%d", c.Driver.GPUs[1].UUID, i))
+	}
+	p := newPlugin(c.Driver, resource, ids)
+	p.use(strategy{list: hami})
+	startPlugin(t, p)
+	if err := c.awaitOffer(resource, len(ids)); err != nil {
+		t.Fatal(err)
+	}
+	answered := c.Driver.GPUs[2].UUID
+	pod := newPod("hami", limited(wait("main", greedyImage), resource, 1), limited(wait("second", plainImage), resource, 1), wait("none", greedyImage))
+	c.create(t, pod)
+	now := c.awaitRunning(t, pod)
+	for _, name := range []string{"main", "second"} {
+		plan, _ := c.record(t, id(t, now, name))
+		if len(plan.GPUs) != 1 || plan.GPUs[0].UUID != answered {
+			t.Errorf("%s: got %v, want %s", name, plan.GPUs, answered)
+		}
+		if out := c.mustExec(t, pod, name, "/bin/sh", "-c", "echo $CUDA_DEVICE_MEMORY_LIMIT_0 $CUDA_DEVICE_SM_LIMIT; grep -c ' /tmp/vgpulock ' /proc/mounts"); out != "1024m 30\n1\n" {
+			t.Errorf("%s: HAMi's variables and mount: %q", name, out)
+		}
+	}
+	if plan, given := c.record(t, id(t, now, "none")); given && len(plan.GPUs) > 0 {
+		t.Errorf("a container without a limit got %v", plan.GPUs)
+	}
+	thief := newPod("hami-thief", env(limited(wait("main", plainImage), resource, 1), "NVIDIA_VISIBLE_DEVICES", c.Driver.GPUs[0].UUID))
+	c.refused(t, thief, "main", "is not this container's")
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // strategy is how a device plugin tells the runtime what was allocated: values of
-// NVIDIA's DEVICE_LIST_STRATEGY, and two of PASS_DEVICE_SPECS. CDI is for NVIDIA's own
+// NVIDIA's DEVICE_LIST_STRATEGY, two of PASS_DEVICE_SPECS, and HAMi's. CDI is for NVIDIA's own
 // plugin to show.
 type strategy struct {
 	list    string
@@ -38,6 +38,9 @@ func (s strategy) String() string {
 const (
 	envvar       = "envvar"
 	volumeMounts = "volume-mounts"
+	// hami is the form of HAMi 2.10 and Volcano's vGPU plugin: the ids are those of parts of GPUs, and
+	// the answer is another GPU than the id's if their scheduler chose it, here always the next.
+	hami = "HAMi"
 	// silent sets nothing: the shim then sees only what the image asks for.
 	silent = "nothing"
 )
@@ -161,7 +164,7 @@ func (p *plugin) Allocate(_ context.Context, r *deviceplugin.AllocateRequest) (*
 	return answer, nil
 }
 
-// respond does what NVIDIA's plugin does (internal/plugin/server.go, v0.19).
+// respond does what NVIDIA's plugin does (internal/plugin/server.go, v0.19.3).
 func (p *plugin) respond(ids []string) *deviceplugin.ContainerAllocateResponse {
 	var gpus []string // without the numbers of replicas, each once
 	for _, id := range ids {
@@ -173,6 +176,14 @@ func (p *plugin) respond(ids []string) *deviceplugin.ContainerAllocateResponse {
 	slices.Sort(gpus)
 	r := &deviceplugin.ContainerAllocateResponse{}
 	switch p.strategy.list {
+	case hami:
+		i := slices.IndexFunc(p.driver.GPUs, func(g sim.GPU) bool { return strings.HasPrefix(ids[0], g.UUID+"-") })
+		r.Envs = map[string]string{
+			"NVIDIA_VISIBLE_DEVICES":     p.driver.GPUs[(i+1)%len(p.driver.GPUs)].UUID,
+			"CUDA_DEVICE_MEMORY_LIMIT_0": "1024m", "CUDA_DEVICE_SM_LIMIT": "30",
+			"CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/x.cache",
+		}
+		r.Mounts = []*deviceplugin.Mount{{ContainerPath: "/tmp/vgpulock", HostPath: filepath.Dir(p.hidden())}}
 	case envvar:
 		r.Envs = map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(gpus, ",")}
 	case volumeMounts:
