@@ -189,7 +189,12 @@ func TestAnyFileIsBroken(t *testing.T) {
 			t.Run(file+" "+how, func(t *testing.T) {
 				spoil(t, filepath.Join(d.ProcRoot, file), content)
 				forget(t, d)
-				for _, id := range slices.Concat(gpus[:divided], migs) {
+				usable := slices.Concat(gpus[:divided], migs)
+				if !ofAll[file] && touched[file] == nil {
+					starts(t, d, strings.Join(usable, ","), divided, len(migs))
+					return
+				}
+				for _, id := range usable {
 					p := ask(t, d, id)
 					switch isTouched := slices.Contains(touched[file], id); {
 					case ofAll[file] || isTouched:
