@@ -61,6 +61,20 @@ func TestWhatEveryVersionOfNVIDIACTKWrites(t *testing.T) {
 	if tried < 18 {
 		t.Errorf("only %d files", tried)
 	}
+	t.Run("as NVIDIA's DRA driver names it", func(t *testing.T) {
+		text, err := os.ReadFile("../../gpuinject/testdata/nvidia-ctk/1.20.2-nvml.yaml")
+		testtree.Check(t, err)
+		claim := fmt.Sprintf("k8s.gpu.nvidia.com/claim-%d", os.Getpid())
+		spec := strings.Replace(filledIn.Replace(string(text)), "nvidia.com/gpu", claim, 1)
+		placeSpec(t, []byte(strings.Replace(spec, "name: \"1\"", "name: 6d2b3a0e-gpu-1", 1)))
+		out := h.MustRun(t, testenv.RunOptions{
+			Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Extra: []string{"--device", claim + "=6d2b3a0e-gpu-1"},
+			Args: []string{"/bin/sh", "-c", "ls /dev/nvidia[0-9]; test -e /usr/local/nvidia/bin/nvidia-smi && echo taken over"},
+		})
+		if want := node(1) + "taken over\n"; out != want {
+			t.Errorf("%q, want %q", out, want)
+		}
+	})
 	if data, err := os.ReadFile(ran); err == nil {
 		t.Errorf("NVIDIA's hooks ran: %s", data)
 	}
