@@ -110,8 +110,9 @@ test-gpu: build packages tools kubernetes docker ## run the acceptance tests on 
 SOAK ?= $(BIN)/soak.json
 SOAK_SERVE ?= 1h
 
-soak: deps build tools kubernetes ## 150 pods that are churned, an hour of clients against serve, then failing system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
+soak: deps build tools kubernetes ## 150 pods that are churned, 1,000 faults around memory limits, an hour of clients against serve, then failing system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -run NothingOutlivesItsPod . -args -gpu-pods=100 -plain-pods=50 -cut-pods=36
+	NVIDIA_SHIM_SOAK_LIMITS=1000 $(GO) test -count=1 -v -timeout 2h -run ManyFaultsLeaveNoLimit ./integration/robustness
 	NVIDIA_SHIM_SOAK_SERVE=$(SOAK_SERVE) $(GO) test -count=1 -v -timeout 0 -run UnderManyConnections ./integration/serve
 	NVIDIA_SHIM_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run ASystemCallFails ./integration/attacks
 

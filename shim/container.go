@@ -83,9 +83,7 @@ type gpuMemory struct {
 	cannot    string
 	stateDir  string
 	namespace string
-	// systemd is true if systemd removes the cgroup when its last process ends, before Delete.
-	systemd bool
-	cgroup  gpumemory.Cgroup
+	cgroup    gpumemory.Cgroup
 	// uuids are those of its GPUs, in the container's order.
 	uuids  []string
 	limits []memlimit.Limit

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/gpumemory"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -25,7 +26,7 @@ import (
 func newGPUMemory(c gpuinject.Container, p gpuinject.Plan) gpuMemory {
 	m := gpuMemory{
 		cannot: p.CannotLimitMemory(), stateDir: c.Config.Host.StateDir, namespace: c.Namespace,
-		systemd: systemdUnit(cgroupsPath(c)), limits: p.Memory,
+		limits: p.Memory,
 	}
 	for _, gpu := range p.GPUs {
 		m.uuids = append(m.uuids, gpu.UUID)
@@ -57,7 +58,6 @@ func (c *gpuContainer) limitMemory(ctx context.Context, id string, pid int) (err
 		return nil
 	}
 	if err == nil {
-		m.limits = m.withoutLostRequests(ctx, id)
 		err = m.set(ctx, id, m.limits)
 	}
 	if err != nil && wished(err, m.limits) {
@@ -69,23 +69,6 @@ func (c *gpuContainer) limitMemory(ctx context.Context, id string, pid int) (err
 		err = refuseLimits(err, m.limits) // guard: memory: no start without the limit
 	}
 	return err
-}
-
-// withoutLostRequests returns the limits without requests if they could not be taken back: systemd
-// removes the cgroup when the container ends, and the kernel keeps the sum of requests in the
-// cgroups above.
-func (m gpuMemory) withoutLostRequests(ctx context.Context, id string) []memlimit.Limit {
-	if !m.systemd || !m.cgroup.HasController() {
-		return m.limits
-	}
-	limits := slices.Clone(m.limits)
-	for i := range limits {
-		if limits[i].Request != 0 {
-			log.G(ctx).WithField("id", id).Warnf("nvidia: %s: the request for GPU memory is ignored: systemd removes the container's cgroup before it could be taken back", limits[i].From)
-			limits[i].Request = 0
-		}
-	}
-	return slices.DeleteFunc(limits, func(l memlimit.Limit) bool { return l.Limit == 0 && l.Request == 0 })
 }
 
 // set sweeps up after shims that were killed, and sets limits.
@@ -115,7 +98,10 @@ func (s *Service) takeBackMemory(ctx context.Context, id string) {
 	}
 	h, err := m.host()
 	if err == nil {
-		err = h.TakeBack(m.namespace, id)
+		err = fault.Point("take-back")
+	}
+	if err == nil {
+		err = errors.Join(h.TakeBack(m.namespace, id), fault.Point("taken-back"))
 	}
 	if err != nil {
 		log.G(ctx).WithError(err).WithField("id", id).Warn("nvidia: delete the container")
@@ -173,6 +159,9 @@ func (s *Service) limit(ctx context.Context, id string, annotations map[string]s
 		return err
 	}
 	if err := m.change(ctx, id, limits); err != nil {
+		if probe.MemoryCause(err) == "" { // the probe may have been killed when it had set them
+			m.restore(ctx, id, limits)
+		}
 		return refuseLimits(err, limits)
 	}
 	for _, l := range limits {
@@ -203,9 +192,23 @@ func (m *gpuMemory) change(ctx context.Context, id string, limits []memlimit.Lim
 			return fmt.Errorf("GPU %s: %d MiB: %w", l.UUID, now/memlimit.MiB, probe.ErrBelowUse)
 		}
 	}
-	changed := *m
-	changed.limits = limits
-	return m.set(ctx, id, changed.withoutLostRequests(ctx, id))
+	return m.set(ctx, id, limits)
+}
+
+// restore sets the limits that the GPUs of changed had before.
+func (m gpuMemory) restore(ctx context.Context, id string, changed []memlimit.Limit) {
+	var before []memlimit.Limit
+	for _, l := range changed {
+		i := slices.IndexFunc(m.limits, func(old memlimit.Limit) bool { return old.UUID == l.UUID })
+		if i < 0 {
+			before = append(before, memlimit.Limit{UUID: l.UUID})
+		} else {
+			before = append(before, m.limits[i])
+		}
+	}
+	if err := m.set(ctx, id, before); err != nil {
+		log.G(ctx).WithError(err).WithField("id", id).Warn("nvidia: restore the limits of GPU memory")
+	}
 }
 
 // checkMemory returns an error if the memory of a suspended container exceeds its limits on the GPUs

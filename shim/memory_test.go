@@ -220,6 +220,54 @@ func TestALimitThatCannotBeSet(t *testing.T) {
 	}
 }
 
+// The probe is killed, as when the host runs out of memory, between setting a limit and reading it
+// back. The limit may be set.
+func TestTheProbeIsKilledWhenItHasSetALimit(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", `case "$questions" in *'"soft":0,'*) `+kept+`;; *) kill -9 $$;; esac`)
+	h.tasks.status = task.Status_STOPPED
+	wantText(t, h.create(t), "nvidia-shimctl ended with status 137")
+	if got := h.questions(t); got != "set 8192 8192, set 0 none" || h.records() != 0 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+}
+
+// It is killed during an update: the container has the limits that it had.
+func TestTheProbeIsKilledWhenItHasChangedALimit(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", `case "$questions" in *'"hard":6442450944'*) kill -9 $$;; *) `+kept+`;; esac`)
+	check(t, h.create(t))
+	h.tasks.status = task.Status_RUNNING
+	h.questions(t)
+	wantText(t, h.change(t, "6Gi"), "nvidia-shimctl ended with status 137")
+	if got := h.questions(t); got != "read, set 6144 6144, set 8192 8192" {
+		t.Errorf("%q", got)
+	}
+	h.tasks.status = task.Status_STOPPED
+	_, err := h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+	check(t, err)
+}
+
+// A driver that does not answer keeps no container; the record of its limits stays.
+func TestADriverThatHangsKeepsNoContainer(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", `case "$questions" in *'"soft":0,'*) echo '{"memory_error":"NVML has not answered"}';; *) `+kept+`;; esac`)
+	check(t, h.create(t))
+	h.questions(t)
+	h.tasks.status = task.Status_STOPPED
+	_, err := h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+	check(t, err)
+	if got := h.questions(t); got != "set 0 none" || h.records() != 1 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+}
+
 // `delete` takes back what a killed shim has set, and a later Create what `delete` could not.
 func TestLimitsOfAShimThatWasKilled(t *testing.T) {
 	if !inOwnMounts(t) {

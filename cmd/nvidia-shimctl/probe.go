@@ -92,8 +92,8 @@ func probeConfig(c *cli.Command) string {
 	return name
 }
 
-func askLive(c *cli.Command, limit time.Duration) (live nvml.Snapshot, err error) {
-	a := asker(c)(probe.Questions{Live: true, Timeout: limit})
+func askLive(c *cli.Command, limit time.Duration, cgroups []string) (live nvml.Snapshot, err error) {
+	a := asker(c)(probe.Questions{Live: true, Cgroups: cgroups, Timeout: limit})
 	if a.LiveError != "" {
 		return live, errors.New(a.LiveError)
 	}

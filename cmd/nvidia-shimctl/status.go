@@ -78,8 +78,9 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, nvmlErr := askLive(c, limit)
-	s := status.Join(procfs.Host, h.Inventory, live, nvmlErr, source.Read())
+	records := source.Read()
+	live, nvmlErr := askLive(c, limit, status.Cgroups(records))
+	s := status.Join(procfs.Host, h.Inventory, live, nvmlErr, records)
 	s.AddFiles(h)
 	s.AddHealth(cfg.Host.StateDir)
 	return s, nil

@@ -201,4 +201,11 @@ func (l limitTrial) ancestors() {
 	l.run("", "limits", l.uuid, other, strconv.Itoa(gib), strconv.Itoa(gib))
 	l.RemoveCgroup(other)
 	l.answer("5. after a cgroup with a soft limit was removed", fmt.Sprintf("%q", sum()))
+	dir, err := os.Open(filepath.Dir(other))
+	testtree.Check(l, err)
+	defer dir.Close()
+	testtree.Check(l, probe.ReleaseMemory(l.ask, dir, []probe.MemoryLimit{{UUID: l.uuid, Soft: gib, Hard: 1<<64 - 1}}))
+	if after := sum(); after != before {
+		l.Errorf("5. a request that was released leaves %q, was %q", after, before)
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
 // value is that of a line of the metrics.
@@ -128,9 +129,13 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 		}
 	}
 	container := fmt.Sprintf(`holder_container="",holder_namespace="%s",holder_pod="",id="%s"`, env.ID, id)
+	from := status.FromProcesses
+	if strings.Contains(metrics, `from="`+status.FromCgroup+`"`) { // driver 615
+		from = status.FromCgroup
+	}
 	for _, memory := range []string{
 		"nvidia_shim_container_memory_used_bytes{" + container + "}",
-		fmt.Sprintf(`nvidia_shim_container_device_memory_used_bytes{gpu="%s",%s,mig="",uuid="%s"}`, g.Index, container, g.UUID),
+		fmt.Sprintf(`nvidia_shim_container_device_memory_used_bytes{from="%s",gpu="%s",%s,mig="",uuid="%s"}`, from, g.Index, container, g.UUID),
 	} {
 		if got, ok := value(metrics, memory); want == 0 {
 			t.Logf("nvidia-smi ON THIS HOST DOES NOT LIST the process of container %s, so its memory is not compared", id)

@@ -165,3 +165,27 @@ func TestFaultsLeaveNoLimit(t *testing.T) {
 	h.MustRun(t, simhost.Visible("0", limited))
 	h.nothingLimited(t, "NVML hung")
 }
+
+// NVML hangs when a container with a request is deleted, and the kernel keeps what it requested in
+// the cgroups above. The next container with a limit makes it good, or `prepare`.
+func TestADriverThatHangsAtDeleteLeavesNoSum(t *testing.T) {
+	h := newLimitedHost(t, "dmem")
+	for what, repair := range map[string]func(){
+		"Create":  func() { h.MustRun(t, simhost.Visible("0", limited)) },
+		"prepare": func() { h.Ctl(t, "prepare") },
+	} {
+		id := h.Start(t, simhost.Visible("0,1", limited))
+		if err := h.Driver.Hang(true); err != nil {
+			t.Fatal(err)
+		}
+		h.Gone(t, id)
+		if err := h.Driver.Hang(false); err != nil {
+			t.Fatal(err)
+		}
+		if own, above := h.limits(t, id); len(above) == 0 {
+			t.Errorf("NVML did not hang: %q", own)
+		}
+		repair()
+		h.nothingLimited(t, what)
+	}
+}

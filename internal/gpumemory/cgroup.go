@@ -115,14 +115,20 @@ func (c Cgroup) isEmpty(dir *os.File) bool {
 	return err == nil && slices.Contains(strings.Split(text, "\n"), "populated 0")
 }
 
-// HasController reports whether the kernel counts GPU memory for the cgroup, by its controller dmem.
-// Otherwise the driver may count it.
-func (c Cgroup) HasController() bool {
-	dir, err := c.Open()
-	if err != nil {
-		return false
+// above returns the cgroups above, the nearest first, without the root.
+func (c Cgroup) above() (list []Cgroup, err error) {
+	for path := filepath.Dir(c.Path); path != "/"; path = filepath.Dir(path) {
+		dir, err := Cgroup{Path: path}.openAny()
+		if err != nil {
+			return nil, err
+		}
+		var st unix.Stat_t
+		err = unix.Fstat(int(dir.Fd()), &st)
+		dir.Close()
+		if err != nil {
+			return nil, os.NewSyscallError("fstat", err)
+		}
+		list = append(list, Cgroup{path, st.Ino})
 	}
-	defer dir.Close()
-	var st unix.Stat_t
-	return unix.Fstatat(int(dir.Fd()), "dmem.max", &st, unix.AT_SYMLINK_NOFOLLOW) == nil
+	return list, nil
 }

@@ -7,7 +7,8 @@
 // A request that is not taken back before its cgroup is removed stays reserved in every cgroup
 // above (NVIDIA's MPS documentation, memory partitioning). So each limited cgroup has a record in
 // the state directory from before its limits are set until they are taken back, and Sweep takes
-// back those of shims that have ended.
+// back those of shims that have ended. If a cgroup is removed nevertheless, because the driver did
+// not answer or because systemd removes it, its request is released in the cgroups above.
 //
 // The driver is asked by the probe: a GPU that hangs costs its time limit.
 package gpumemory

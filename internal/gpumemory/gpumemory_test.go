@@ -38,7 +38,7 @@ func mountCgroups(t *testing.T) {
 func newProcess(t *testing.T, name string) (pid int, dir string, end func()) {
 	t.Helper()
 	dir = filepath.Join(root, fmt.Sprintf("nvidia-shim-%d-%s", os.Getpid(), name))
-	check(t, os.Mkdir(dir, 0o755))
+	check(t, os.MkdirAll(dir, 0o755))
 	f, err := os.Open(dir)
 	check(t, err)
 	defer f.Close()
@@ -63,7 +63,9 @@ func newProcess(t *testing.T, name string) (pid int, dir string, end func()) {
 // driver answers for the probe.
 type driver struct {
 	set []probe.MemoryLimit
-	err error
+	// released has a line for each GPU: the cgroup, the UUID and the bytes.
+	released []string
+	err      error
 }
 
 func (d *driver) ask(q probe.Questions) probe.Answers {
@@ -71,6 +73,9 @@ func (d *driver) ask(q probe.Questions) probe.Answers {
 		return probe.Answers{MemoryError: d.err.Error(), MemoryCause: probe.MemoryCause(d.err)}
 	}
 	d.set = append(d.set, q.SetMemory...)
+	for _, r := range q.ReleaseMemory {
+		d.released = append(d.released, fmt.Sprintf("%s %s %d", filepath.Base(q.Cgroup.Name()), r.UUID, r.Soft))
+	}
 	return probe.Answers{MemoryUse: &[]probe.MemoryUse{}}
 }
 
@@ -196,6 +201,46 @@ func TestSweep(t *testing.T) {
 	set()
 	h.ended(t)
 	check(t, os.Remove(dir))
-	sweep("the cgroup is gone", 0, 0, 1)
-	sweep("again", 0, 0, 0)
+	sweep("the cgroup is gone", 0, 0, 0)
+}
+
+// The cgroup was removed while NVML hung, or by systemd. Its shim may still run.
+func TestARequestOfARemovedCgroupIsReleasedAbove(t *testing.T) {
+	d := &driver{}
+	h := newTestHost(t, d)
+	_, top, _ := newProcess(t, "top")
+	pid, dir, end := newProcess(t, "top/pod/a")
+	c, err := Find(pid)
+	check(t, err)
+	check(t, h.Set(c, "ns", "a", []memlimit.Limit{{UUID: "GPU-a", Request: 2 << 20, Limit: 3 << 20}, {UUID: "GPU-b", Limit: 1 << 20}}))
+	check(t, h.Set(c, "ns", "a", []memlimit.Limit{{UUID: "GPU-a", Request: 1 << 20}})) // perhaps it failed
+	d.err = errors.New("hangs")
+	end()
+	if err := h.TakeBack("ns", "a"); err == nil {
+		t.Error("the limits were taken back")
+	}
+	check(t, os.Remove(dir))
+	if errs := h.Sweep(); len(errs) != 1 || len(h.records()) != 1 {
+		t.Errorf("while it hangs: %v, %d records", errs, len(h.records()))
+	}
+	d.err = nil
+	record := h.records()[0]
+	if errs := h.Sweep(); len(errs) > 0 || fmt.Sprint(d.released) != "[pod GPU-a 2097152]" || len(h.records()) != 0 {
+		t.Errorf("released %q, %v, %d records", d.released, errs, len(h.records()))
+	}
+	// The pod's cgroup is gone as well, or another one has its name; then all are.
+	check(t, os.Remove(filepath.Dir(dir)))
+	check(t, os.Mkdir(filepath.Dir(dir), 0o755))
+	check(t, h.State.Store(record.name(), record))
+	check(t, h.TakeBack("ns", "a"))
+	if want := filepath.Base(top) + " GPU-a 2097152"; len(d.released) != 2 || d.released[1] != want {
+		t.Errorf("released %q, want %s", d.released, want)
+	}
+	record.Above = record.Above[:1]
+	check(t, h.State.Store(record.name(), record))
+	check(t, h.TakeBack("ns", "a"))
+	if len(d.released) != 2 || len(h.records()) != 0 {
+		t.Errorf("released %q, %d records", d.released, len(h.records()))
+	}
+	check(t, os.Remove(filepath.Dir(dir)))
 }

@@ -3,6 +3,7 @@ package gpumemory
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,8 +27,11 @@ type record struct {
 	// Namespace and ID are the container's in containerd.
 	Namespace string `json:"namespace"`
 	ID        string `json:"id"`
-	// UUIDs are those of the GPUs.
-	UUIDs []string `json:"uuids"`
+	// Requests are the highest requests that it had, in bytes, by the UUID of each GPU whose memory
+	// is limited.
+	Requests map[string]uint64 `json:"requests"`
+	// Above are the cgroups above, the nearest first, without the root. Requests are in their sums.
+	Above []Cgroup `json:"above"`
 	// Shim is the process that takes the limits back.
 	Shim procfs.ID `json:"shim"`
 }
@@ -66,18 +70,19 @@ func (h Host) Set(c Cgroup, namespace, id string, limits []memlimit.Limit) error
 	if err != nil {
 		return err
 	}
-	r := record{Cgroup: c, Namespace: namespace, ID: id, Shim: self}
+	r := record{Cgroup: c, Namespace: namespace, ID: id, Shim: self, Requests: map[string]uint64{}}
+	if r.Above, err = c.above(); err != nil {
+		return err
+	}
 	for _, known := range h.of(namespace, id) {
 		if known.Cgroup == c {
-			r.UUIDs = known.UUIDs
+			r.Requests = known.Requests
 		}
 	}
 	var wanted []probe.MemoryLimit
 	for _, l := range limits {
 		wanted = append(wanted, toProbe(l))
-		if !slices.Contains(r.UUIDs, l.UUID) {
-			r.UUIDs = append(r.UUIDs, l.UUID)
-		}
+		r.Requests[l.UUID] = max(r.Requests[l.UUID], l.Request)
 	}
 	if err := h.State.Store(r.name(), r); err != nil {
 		return err
@@ -114,8 +119,8 @@ func (h Host) Use(c Cgroup, uuids []string) (map[string]uint64, error) {
 	return used, err
 }
 
-// TakeBack takes back the limits of a container, whose cgroup is about to be removed. Without a
-// record it does nothing. The error is probe.ErrCgroupGone if the cgroup was removed before.
+// TakeBack takes back the limits of a container, whose cgroup is about to be removed or was removed.
+// Without a record it does nothing. After an error the record stays, and Sweep tries again.
 func (h Host) TakeBack(namespace, id string) (err error) {
 	for _, r := range h.of(namespace, id) {
 		err = errors.Join(err, h.takeBack(r))
@@ -125,45 +130,69 @@ func (h Host) TakeBack(namespace, id string) (err error) {
 
 // takeBack takes the limits of one cgroup back, and removes the record if nothing is left to do.
 func (h Host) takeBack(r record) error {
-	dir, err := r.Open()
-	if err == nil {
-		defer dir.Close()
-		var none []probe.MemoryLimit
-		for _, uuid := range r.UUIDs {
-			none = append(none, probe.MemoryLimit{UUID: uuid, Hard: probe.NoMemoryLimit})
-		}
-		err = probe.SetMemoryLimits(h.Ask, dir, none)
+	err := h.clear(r)
+	if errors.Is(err, probe.ErrCgroupGone) {
+		err = h.release(r)
 	}
 	if err != nil && !hopeless(err) {
 		return fmt.Errorf("limits of GPU memory of %s are not taken back: %w", r.Path, err)
 	}
 	_ = os.Remove(filepath.Join(h.State.Dir(), r.name()))
-	if errors.Is(err, probe.ErrCgroupGone) {
-		return fmt.Errorf("%w, before its limits of GPU memory were taken back: what it requested stays reserved until the cgroups above are removed", err)
-	}
 	return nil
+}
+
+// clear takes away the limits of a cgroup.
+func (h Host) clear(r record) error {
+	dir, err := r.Open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var none []probe.MemoryLimit
+	for _, uuid := range slices.Sorted(maps.Keys(r.Requests)) {
+		none = append(none, probe.MemoryLimit{UUID: uuid, Hard: probe.NoMemoryLimit})
+	}
+	return probe.SetMemoryLimits(h.Ask, dir, none)
+}
+
+// release releases what a cgroup requested that was removed: the kernel forgets its limits with it,
+// but the cgroups above keep the sums to which the driver has added them.
+func (h Host) release(r record) error {
+	var requested []probe.MemoryLimit
+	for _, uuid := range slices.Sorted(maps.Keys(r.Requests)) {
+		if bytes := r.Requests[uuid]; bytes != 0 {
+			requested = append(requested, probe.MemoryLimit{UUID: uuid, Soft: bytes, Hard: probe.NoMemoryLimit})
+		}
+	}
+	for _, c := range r.Above {
+		dir, err := c.Open()
+		if err == nil {
+			err = probe.ReleaseMemory(h.Ask, dir, requested)
+			dir.Close()
+		}
+		if !errors.Is(err, probe.ErrCgroupGone) {
+			return err
+		}
+	}
+	return nil // with the last one above, its sum is gone
 }
 
 // hopeless reports whether a later call would fail as well, because nothing is limited.
 func hopeless(err error) bool {
 	return slices.ContainsFunc([]error{
-		probe.ErrCgroupGone, probe.ErrNoMemoryLimits, probe.ErrNotLimitable, probe.ErrNoController, probe.ErrNotCgroup2,
+		probe.ErrNoMemoryLimits, probe.ErrNotLimitable, probe.ErrNoController, probe.ErrNotCgroup2,
 	}, func(cause error) bool { return errors.Is(err, cause) })
 }
 
-// Sweep takes back the limits of cgroups without processes whose shim has ended. It returns the
-// error of each that is not taken back.
+// Sweep takes back the limits of cgroups that are gone, and of those without processes whose shim has
+// ended. It returns the error of each that is not taken back.
 func (h Host) Sweep() (failed []error) {
 	for _, r := range h.records() {
-		if now, err := procfs.Host.ID(r.Shim.PID); err == nil && now == r.Shim || err != nil && !procfs.HasEnded(err) {
-			continue
-		}
-		dir, err := r.Open()
-		if err == nil {
-			empty := r.isEmpty(dir)
+		if dir, err := r.Open(); err == nil {
+			busy := hasShim(r) || !r.isEmpty(dir) // the container may outlive its shim
 			dir.Close()
-			if !empty {
-				continue // the container outlives its shim
+			if busy {
+				continue
 			}
 		}
 		if err := h.takeBack(r); err != nil {
@@ -171,4 +200,10 @@ func (h Host) Sweep() (failed []error) {
 		}
 	}
 	return failed
+}
+
+// hasShim reports whether the shim of a container runs.
+func hasShim(r record) bool {
+	now, err := procfs.Host.ID(r.Shim.PID)
+	return err == nil && now == r.Shim || err != nil && !procfs.HasEnded(err)
 }

@@ -40,17 +40,17 @@ func Facts(host config.Host) (device.Facts, error) {
 // for the tests.
 var gpuLimit, gpusLimit = 3 * time.Second, 7 * time.Second
 
-// snapshot reads the facts about all GPUs, and their state if live is true. A lost or hanging GPU
-// does not hide the others; it is an error if no GPU answers. Each GPU is asked on one of threads,
+// snapshot reads the facts about all GPUs, and their state if live is true, with what the cgroups use.
+// A lost or hanging GPU does not hide the others; it is an error if no GPU answers. Each GPU is asked on one of threads,
 // which is abandoned at the time limit; without threads, on this one, without a limit.
-func snapshot(l nvml.Interface, live bool, threads chan<- func()) (Snapshot, error) {
+func snapshot(l nvml.Interface, live bool, threads chan<- func(), cgroups ...string) (Snapshot, error) {
 	r := &reader{library: l}
 	s := Snapshot{Driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion"), GPUs: []GPU{}}
 	s.CUDA = cudaVersion(must(r, "CUDA version", l.SystemGetCudaDriverVersion, "nvmlSystemGetCudaDriverVersion"))
 	count := must(r, "number of GPUs", l.DeviceGetCount, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")
 	deadline := time.Now().Add(gpusLimit)
 	for i := range count {
-		g, err := within(min(gpuLimit, time.Until(deadline)), threads, func() (GPU, error) { return readGPU(l, i, live) })
+		g, err := within(min(gpuLimit, time.Until(deadline)), threads, func() (GPU, error) { return readGPU(l, i, live, cgroups) })
 		if errors.Is(err, errHangs) {
 			s.hangs = true
 			err = fmt.Errorf("NVML does not answer about GPU %d: %w", i, err)
@@ -96,17 +96,17 @@ func within[T any](limit time.Duration, threads chan<- func(), fn func() (T, err
 }
 
 // readGPU reads one GPU. The error means that NVML has no handle of it.
-func readGPU(l nvml.Interface, i int, live bool) (GPU, error) {
+func readGPU(l nvml.Interface, i int, live bool, cgroups []string) (GPU, error) {
 	r := &reader{library: l}
 	d := must(r, fmt.Sprintf("handle of GPU %d", i), func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByIndex(i) },
 		"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex")
 	if r.err != nil {
 		return GPU{}, r.err
 	}
-	return r.gpu(handle{d, i}, live), nil
+	return r.gpu(handle{d, i}, live, cgroups), nil
 }
 
-func (r *reader) gpu(d handle, live bool) GPU {
+func (r *reader) gpu(d handle, live bool, cgroups []string) GPU {
 	g := GPU{Facts: r.facts(d)}
 	if live {
 		g.State = r.state(d)
@@ -116,6 +116,7 @@ func (r *reader) gpu(d handle, live bool) GPU {
 		g.Sensors = r.sensors(d)
 		if !g.Facts.MIG {
 			r.utilize(d, g.State.Processes)
+			g.Cgroups = r.useOf(d, cgroups)
 		}
 	}
 	if g.Facts.MIG {
@@ -254,11 +255,11 @@ func (r *reader) migDevice(d handle, index int, live bool) (facts device.Instanc
 const threadCount = 3
 
 // ask takes a snapshot with NVML open.
-func ask(host config.Host, live bool) (s Snapshot, err error) {
+func ask(host config.Host, live bool, cgroups ...string) (s Snapshot, err error) {
 	path, err := libraryPath(host, nvmlName)
 	if err == nil {
 		err = onThreads(host, nil, threadCount, func(threads chan<- func()) error {
-			s, err = withLibrary(path, live, threads)
+			s, err = withLibrary(path, live, threads, cgroups...)
 			return err
 		})
 	}
@@ -266,14 +267,15 @@ func ask(host config.Host, live bool) (s Snapshot, err error) {
 }
 
 // withLibrary takes a snapshot on threads, or without them on this thread.
-func withLibrary(path string, live bool, threads chan<- func()) (s Snapshot, err error) {
+func withLibrary(path string, live bool, threads chan<- func(), cgroups ...string) (s Snapshot, err error) {
 	err = opened(path, threads, func(l nvml.Interface) (hangs bool, err error) {
-		s, err = snapshot(l, live, threads)
+		s, err = snapshot(l, live, threads, cgroups...)
 		return s.hangs, err
 	})
 	return s, err
 }
 
-// Live returns the state of the GPUs. A GPU that does not answer has an error of its own.
+// Live returns the state of the GPUs, and what the cgroups with these directories use. A GPU that does
+// not answer has an error of its own.
 // Afterwards the process cannot start programs.
-func Live(host config.Host) (Snapshot, error) { return ask(host, true) }
+func Live(host config.Host, cgroups []string) (Snapshot, error) { return ask(host, true, cgroups...) }

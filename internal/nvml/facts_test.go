@@ -30,6 +30,9 @@ import (
 // "calls" or one of suspend_test.go, all but "calls" with ":" and a configuration.
 const envTask = "NVML_TEST_TASK"
 
+// envCgroups are the cgroups that Live is asked about.
+const envCgroups = "NVML_TEST_CGROUPS"
+
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		os.Stderr.WriteString("nvml: the tests make device nodes and mount them: run them as root\n")
@@ -94,7 +97,7 @@ func do(task string) error {
 		answers := json.NewEncoder(os.Stdout)
 		return Watch(cfg.Host, watchInterval, func(o probe.Observation) error { return answers.Encode(o) })
 	default:
-		v, err = Live(cfg.Host)
+		v, err = Live(cfg.Host, filepath.SplitList(os.Getenv(envCgroups)))
 	}
 	if err != nil {
 		return err
@@ -106,11 +109,11 @@ var check = testtree.Check
 
 // askFor asks the simulated driver's NVML for facts or live, with an environment that names no
 // other.
-func askFor[T any](t *testing.T, d *sim.Driver, what string) (answer T, err error) {
+func askFor[T any](t *testing.T, d *sim.Driver, what string, cgroups ...string) (answer T, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{envTask + "=" + what + ":" + d.ConfigPath}
+	cmd.Env = []string{envTask + "=" + what + ":" + d.ConfigPath, envCgroups + "=" + strings.Join(cgroups, ":")}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
 		return answer, errors.New(strings.TrimSpace(errs.String()))

@@ -10,6 +10,20 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
+// useOf returns what cgroups use of the GPU, in bytes, by their directory, where the driver counts it.
+func (r *reader) useOf(d handle, cgroups []string) map[string]uint64 {
+	use := map[string]uint64{}
+	if r.err != nil || r.library.Extensions().LookupSymbol("nvmlDeviceGetMemoryLimits_v1") != nil {
+		return use
+	}
+	for _, dir := range cgroups {
+		if now, ret := d.GetMemoryLimits_v1(dir); ret == nvml.SUCCESS { // it may be gone
+			use[dir] = now.CurrentUsed
+		}
+	}
+	return use
+}
+
 func (r *reader) state(d handle) State {
 	s := State{Memory: r.memory(d)}
 	s.Processes, s.unlisted = r.processes(d)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -111,11 +112,15 @@ func answerMemory(name string) error {
 	if err != nil {
 		return err
 	}
-	answer := ReadMemory
-	if q.SetMemory != nil {
-		answer = SetMemory
+	var use []probe.MemoryUse
+	switch {
+	case q.SetMemory != nil:
+		use, err = SetMemory(cfg.Host, q)
+	case q.ReleaseMemory != nil:
+		use, err = []probe.MemoryUse{}, ReleaseMemory(cfg.Host, q)
+	default:
+		use, err = ReadMemory(cfg.Host, q)
 	}
-	use, err := answer(cfg.Host, q)
 	a := probe.Answers{MemoryUse: &use}
 	if err != nil {
 		a = probe.Answers{MemoryError: err.Error(), MemoryCause: probe.MemoryCause(err)}
@@ -216,6 +221,28 @@ func TestMemoryLimits(t *testing.T) {
 			}
 			h.has("without limits")
 		})
+	}
+}
+
+// What the containers of status use: with the internal backend, of those that are limited.
+func TestTheUseOfCgroups(t *testing.T) {
+	for _, backend := range backends {
+		h := newLimitHost(t, backend, sim.Options{GPUs: 2})
+		other := h.Make("pod/other", true)
+		_, err := h.set(h.limit(0, 0, 4*gib))
+		check(t, err)
+		h.inLeaf(0, gib)
+		s, err := askFor[Snapshot](t, h.Driver, "live", h.leaf, other, h.leaf+"/gone")
+		check(t, err)
+		want := []map[string]uint64{{h.leaf: gib, other: 0}, {h.leaf: 0, other: 0}}
+		if backend == "internal" {
+			want = []map[string]uint64{{h.leaf: gib}, {}}
+		}
+		for i, g := range s.GPUs {
+			if !maps.Equal(g.Cgroups, want[i]) {
+				t.Errorf("%s, GPU %d: %v, want %v", backend, i, g.Cgroups, want[i])
+			}
+		}
 	}
 }
 

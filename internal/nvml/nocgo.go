@@ -18,7 +18,7 @@ const Linked = false
 func Facts(config.Host) (device.Facts, error) { return device.Facts{}, errors.ErrUnsupported }
 
 // Live returns errors.ErrUnsupported.
-func Live(config.Host) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }
+func Live(config.Host, []string) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }
 
 // Watch returns errors.ErrUnsupported.
 func Watch(config.Host, time.Duration, func(probe.Observation) error) error {
@@ -44,3 +44,6 @@ func SetMemory(config.Host, probe.Questions) ([]probe.MemoryUse, error) {
 func ReadMemory(config.Host, probe.Questions) ([]probe.MemoryUse, error) {
 	return nil, errors.ErrUnsupported
 }
+
+// ReleaseMemory returns errors.ErrUnsupported.
+func ReleaseMemory(config.Host, probe.Questions) error { return errors.ErrUnsupported }

@@ -23,6 +23,8 @@ type GPU struct {
 	Sensors     Sensors     `json:"sensors"`
 	// State has no processes if the GPU has MIG devices: they use those.
 	State State `json:"state"`
+	// Cgroups are what cgroups use, in bytes, by their directory, where the driver counts it.
+	Cgroups map[string]uint64 `json:"cgroups,omitempty"`
 	// Instances are the states of Facts.Instances, in their order.
 	Instances []State `json:"instances,omitempty"`
 }

@@ -24,7 +24,7 @@ var (
 	// ErrNotCgroup2 means that the directory is not a cgroup of version 2, or is its root.
 	ErrNotCgroup2 = errors.New("not a cgroup of version 2")
 	// ErrCgroupGone means that the cgroup was removed, with its hard limits. A soft limit stays in
-	// its ancestors.
+	// its ancestors: see ReleaseMemory.
 	ErrCgroupGone = errors.New("the cgroup is gone")
 	// ErrInvalidLimit means that a limit is more than the GPU's memory, or soft more than hard.
 	ErrInvalidLimit = errors.New("invalid memory limit")
@@ -75,6 +75,17 @@ func ReadMemoryLimits(ask func(Questions) Answers, cgroup *os.File, uuids []stri
 		return nil, nil
 	}
 	return askMemory(ask, Questions{Cgroup: cgroup, ReadMemory: uuids})
+}
+
+// ReleaseMemory releases what a cgroup had requested that was removed with a soft limit. The driver
+// adds soft limits to those of every cgroup above, where they stay. cgroup, an open directory, is the
+// nearest of these that is left. No more is released than the cgroups below it do not request.
+func ReleaseMemory(ask func(Questions) Answers, cgroup *os.File, requested []MemoryLimit) error {
+	if len(requested) == 0 {
+		return nil
+	}
+	_, err := askMemory(ask, Questions{Cgroup: cgroup, ReleaseMemory: requested})
+	return err
 }
 
 func askMemory(ask func(Questions) Answers, q Questions) ([]MemoryUse, error) {

@@ -65,10 +65,14 @@ type Questions struct {
 	Watch time.Duration `json:"watch,omitempty"`
 	// Programs are paths of programs whose versions are asked for: `<program> --version`.
 	Programs []string `json:"programs,omitempty"`
+	// Cgroups are directories of cgroups for which Live has what they use.
+	Cgroups []string `json:"cgroups,omitempty"`
 	// SetMemory are the memory limits that Cgroup gets, and ReadMemory the UUIDs of the GPUs for which
 	// those that it has are read: see SetMemoryLimits and ReadMemoryLimits.
 	SetMemory  []MemoryLimit `json:"set_memory,omitempty"`
 	ReadMemory []string      `json:"read_memory,omitempty"`
+	// ReleaseMemory is what cgroups below Cgroup had requested that are gone: see ReleaseMemory.
+	ReleaseMemory []MemoryLimit `json:"release_memory,omitempty"`
 	// Cgroup is the open directory of a cgroup.
 	Cgroup *os.File `json:"-"`
 	// CgroupPath is where the program finds Cgroup. The program sets it.
@@ -172,5 +176,7 @@ type MemoryUse struct {
 	Used uint64 `json:"used"`
 }
 
-// AsksMemory reports whether memory limits are set or read.
-func (q Questions) AsksMemory() bool { return q.SetMemory != nil || q.ReadMemory != nil }
+// AsksMemory reports whether memory limits are set, read or released.
+func (q Questions) AsksMemory() bool {
+	return q.SetMemory != nil || q.ReadMemory != nil || q.ReleaseMemory != nil
+}

@@ -44,7 +44,9 @@ var (
 	migTotal    = desc("mig_memory_total_bytes", "Memory of a MIG device.", migLabels...)
 	holder      = desc("device_holder", "A container that has the GPU, or the MIG device, always 1.", append(migLabels, holderLabels...)...)
 	containerUs = desc("container_memory_used_bytes", "GPU memory that the processes of a container use.", holderLabels...)
-	useMemory   = desc("container_device_memory_used_bytes", "GPU memory that the processes of a container use on a device, as NVML lists them.", append(migLabels, holderLabels...)...)
+	useMemory   = desc("container_device_memory_used_bytes", "GPU memory that a container uses on a device. The label from is \"cgroup\" if the driver counts it, or \"processes\" for the sum of those that NVML lists.", slices.Concat(migLabels, holderLabels, []string{"from"})...)
+	useLimit    = desc("container_device_memory_limit_bytes", "GPU memory that a container may use on a device at most, if it has a limit.", append(migLabels, holderLabels...)...)
+	useRequest  = desc("container_device_memory_request_bytes", "GPU memory that is reserved for a container on a device, if it has a request.", append(migLabels, holderLabels...)...)
 	useBusy     = desc("container_device_utilization_ratio", "Part of the last seconds in which the processes of a container kept a GPU busy, 0 to 1, as NVML lists them.", append(migLabels, holderLabels...)...)
 	suspended   = desc("container_suspended", "1 if the container is paused and has given its GPUs back.", holderLabels...)
 )
@@ -150,7 +152,13 @@ func sendUses(gauge func(*prometheus.Desc, float64, ...string), c status.Contain
 		gpu, mig, _ := strings.Cut(u.Name, ":")
 		labels := slices.Concat([]string{gpu, mig, u.UUID}, holderOf(c))
 		if u.Memory != nil {
-			gauge(useMemory, float64(*u.Memory), labels...)
+			gauge(useMemory, float64(*u.Memory), append(slices.Clone(labels), u.From)...)
+		}
+		if u.Limit != 0 {
+			gauge(useLimit, float64(u.Limit), labels...)
+		}
+		if u.Request != 0 {
+			gauge(useRequest, float64(u.Request), labels...)
 		}
 		if u.Utilization != nil {
 			gauge(useBusy, float64(*u.Utilization)/100, labels...)

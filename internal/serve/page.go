@@ -68,10 +68,11 @@ type pageDevice struct {
 	Processes            []string
 }
 
-// pageHolder is a container that has a device. Used is in MiB, 0 if it is unknown.
+// pageHolder is a container that has a device. Used is in MiB, 0 if it is unknown, and Limit 0 if it has
+// none. From says where Used is from.
 type pageHolder struct {
-	Name, Busy string
-	Used       uint64
+	Name, Busy, From string
+	Used, Limit      uint64
 }
 
 func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
@@ -136,10 +137,14 @@ func (srv *Server) pageDevices(s *status.Status, now time.Time) (list []pageDevi
 func pageUse(c status.Container, device string) pageHolder {
 	h := pageHolder{Name: c.Label()}
 	for _, u := range c.Uses {
-		if u.Name == device && u.Memory != nil {
+		if u.Name != device {
+			continue
+		}
+		h.From, h.Limit = u.From, u.Limit>>20
+		if u.Memory != nil {
 			h.Used = *u.Memory >> 20
 		}
-		if u.Name == device && u.Utilization != nil {
+		if u.Utilization != nil {
 			h.Busy = strconv.FormatUint(uint64(*u.Utilization), 10)
 		}
 	}

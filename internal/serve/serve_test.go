@@ -36,7 +36,7 @@ func memory(used, total uint64) *nvml.MemoryState {
 // example has a GPU that a pod holds, one with a MIG device that a container holds, and one that
 // NVML cannot read.
 func example() *status.Status {
-	uses := []status.DeviceUse{{Name: "0", UUID: "GPU-0", Memory: ref(uint64(3 * gib)), Utilization: ref(uint32(20)), Processes: 1}}
+	uses := []status.DeviceUse{{Name: "0", UUID: "GPU-0", From: status.FromCgroup, Limit: 8 * gib, Request: gib, Memory: ref(uint64(3 * gib)), Utilization: ref(uint32(20)), Processes: 1}}
 	pod := status.Container{Memory: ref(uint64(3 * gib)), Uses: uses, Record: status.Record{PlanContainer: gpuinject.PlanContainer{
 		ID: "c1", Namespace: "k8s.io", PodNamespace: "team", Pod: `<b>"train"`, Name: "main"}}}
 	plain := status.Container{Record: status.Record{Suspended: ref(time.Now()), PlanContainer: gpuinject.PlanContainer{ID: "c2", Namespace: "default"}}}
@@ -127,7 +127,9 @@ func TestMetricsOfThePresentState(t *testing.T) {
 		`nvidia_shim_device_holder{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 1`,
 		`nvidia_shim_device_holder{gpu="1",holder_container="",holder_namespace="default",holder_pod="",id="c2",mig="9/0",uuid="MIG-1"} 1`,
 		`nvidia_shim_container_memory_used_bytes{holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1"} 3.221225472e+09`,
-		`nvidia_shim_container_device_memory_used_bytes{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 3.221225472e+09`,
+		`nvidia_shim_container_device_memory_used_bytes{from="cgroup",gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 3.221225472e+09`,
+		`nvidia_shim_container_device_memory_limit_bytes{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 8.589934592e+09`,
+		`nvidia_shim_container_device_memory_request_bytes{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 1.073741824e+09`,
 		`nvidia_shim_container_device_utilization_ratio{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 0.2`,
 		`nvidia_shim_container_suspended{holder_container="",holder_namespace="default",holder_pod="",id="c2"} 1`,
 		// Rates need a first value.
@@ -223,7 +225,7 @@ func TestMetricsFollowTheConventions(t *testing.T) {
 func TestThePage(t *testing.T) {
 	f := newFixture(t)
 	f.state.AddEvent(state.Event{Kind: state.Refused, Class: "permission_denied", Reason: "<script>no grant", Who: "team/a"})
-	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "<span>3072 MiB, busy 20 %</span>", "MIG 1:9/0", "GPU is lost",
+	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "<span>3072 of at most 8192 MiB, counted by the driver, busy 20 %</span>", `<line x1="8192" y1="0" x2="8192" y2="1"/>`, "MIG 1:9/0", "GPU is lost",
 		"Partitioned into MIG devices", "permission_denied", "&lt;script&gt;no grant")
 	r := f.do(http.MethodGet, "/", "[::1]:3476")
 	if got := r.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") || strings.Contains(got, "unsafe") {
@@ -235,7 +237,7 @@ func TestThePage(t *testing.T) {
 func TestThePageHasTheLastHour(t *testing.T) {
 	f := newFixture(t)
 	f.want("/", "41°C, 118/700 W, ECC errors: 3, 1 uncorrected, last Xid: -", "<li>train (42) in team/&lt;b&gt;&#34;train&#34; 3072 MiB</li>", "<h2>Suspended</h2>")
-	if page := f.get("/"); strings.Contains(page, "<svg") {
+	if page := f.get("/"); strings.Contains(page, "<figure") {
 		t.Error("a history without samples")
 	}
 	var h history

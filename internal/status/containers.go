@@ -69,6 +69,8 @@ type Record struct {
 	Bundle      Bundle `json:"-"`
 
 	plan gpuinject.Plan
+	// cgroup is the directory of its cgroup, "" if the driver counts nothing for it.
+	cgroup string
 }
 
 // Bundle is the bundle of a container. containerd keeps it while the container has a task.
@@ -222,9 +224,42 @@ func (s Source) record(b Bundle, plan gpuinject.Plan) Record {
 		return r
 	}
 	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 1 && s.Proc.Comm(pid) != "" {
-		r.PID = pid
+		r.PID, r.cgroup = pid, cgroupOf(s.Proc.Cgroups(pid)[""], r.ID)
 	}
 	return r
+}
+
+// cgroupRoot is the hierarchy of cgroup v2. A variable for the tests.
+var cgroupRoot = "/sys/fs/cgroup"
+
+// cgroupOf returns the directory of the cgroup that is named by the id of a container, if path is that
+// of a process in it, or "". Without the files of the kernel's controller dmem, where the kernel has
+// it, the driver would return what a cgroup above uses.
+func cgroupOf(path, id string) (dir string) {
+	parts := strings.Split(path, "/")
+	i := slices.IndexFunc(parts, func(part string) bool { return isCgroupOf(part, id) })
+	if i < 0 || slices.Contains(parts, "..") {
+		return ""
+	}
+	dir = filepath.Join(cgroupRoot, filepath.Join(parts[:i+1]...))
+	_, has := os.Lstat(filepath.Join(cgroupRoot, "dmem.capacity"))
+	if _, err := os.Lstat(filepath.Join(dir, "dmem.max")); has == nil && err != nil {
+		return ""
+	}
+	return dir
+}
+
+// isCgroupOf reports whether a cgroup has the name that daemons give that of a container.
+func isCgroupOf(name, id string) bool { return name == id || strings.HasSuffix(name, "-"+id+".scope") }
+
+// Cgroups returns the directories of the containers' cgroups, for which Join needs what NVML says.
+func Cgroups(records []Record) (dirs []string) {
+	for _, r := range records {
+		if r.cgroup != "" {
+			dirs = append(dirs, r.cgroup)
+		}
+	}
+	return dirs
 }
 
 // owner returns the id of the container that a process belongs to, or "". Daemons name a
@@ -234,9 +269,7 @@ func owner(proc procfs.FS, records []Record, pid int) (id string) {
 	for _, path := range proc.Cgroups(pid) {
 		for i, part := range strings.Split(path, "/") {
 			// The innermost one: a container may run a daemon with containers.
-			found := slices.IndexFunc(records, func(r Record) bool {
-				return part == r.ID || strings.HasSuffix(part, "-"+r.ID+".scope")
-			})
+			found := slices.IndexFunc(records, func(r Record) bool { return isCgroupOf(part, r.ID) })
 			if found >= 0 && i > depth {
 				id, depth = records[found].ID, i
 			}

@@ -102,6 +102,9 @@ func (s *Status) printContainers(o *term.Output) {
 		}
 	}
 	t.Flush()
+	if counted := s.counted(); counted != "" {
+		o.Line(term.Plain, "MEMORY as the driver counts it for each container, on GPU "+counted)
+	}
 	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE")
 	rows := 0
 	for _, c := range s.Containers {
@@ -114,6 +117,21 @@ func (s *Status) printContainers(o *term.Output) {
 		o.Line(term.Plain, "")
 		suspended.Flush()
 	}
+}
+
+// counted lists the GPUs whose memory the driver counts for each container. For others MEMORY is the
+// sum of the processes.
+func (s *Status) counted() string {
+	var names []string
+	for _, c := range s.Containers {
+		for _, u := range c.Uses {
+			if u.From == FromCgroup && !slices.Contains(names, u.Name) {
+				names = append(names, u.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
 }
 
 // useRows returns device, memory, utilization and number of processes for each device of a

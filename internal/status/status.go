@@ -45,6 +45,9 @@ type GPU struct {
 	Sensors     *nvml.Sensors     `json:"sensors,omitempty"`
 	Use
 	MIG []MIG `json:"mig"`
+
+	// cgroups are those of nvml.GPU.
+	cgroups map[string]uint64
 }
 
 // MIG is a MIG device.
@@ -87,15 +90,19 @@ type Container struct {
 	Uses []DeviceUse `json:"use,omitempty"`
 }
 
-// FromProcesses is the value of DeviceUse.From: the sum of what NVML lists for the processes.
-const FromProcesses = "processes"
+// Values of DeviceUse.From: the driver counts the memory of the container's cgroup, or it is the sum of
+// what NVML lists for the processes.
+const (
+	FromCgroup    = "cgroup"
+	FromProcesses = "processes"
+)
 
 // DeviceUse is what the processes of a container use of a GPU or a MIG device.
 type DeviceUse struct {
 	// Name is the GPU's index, or "index:gi/ci" of a MIG device.
 	Name string `json:"name"`
 	UUID string `json:"uuid,omitempty"`
-	// From says where the figures are from.
+	// From says where Memory is from.
 	From string `json:"from"`
 	// Memory is in bytes, absent if NVML does not report it for each process.
 	Memory *uint64 `json:"memory_bytes,omitempty"`
@@ -218,7 +225,7 @@ func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 	}
 	l := live.GPUs[i]
 	g.UUID, g.Error, g.Utilization = cmp.Or(g.UUID, l.Facts.UUID), cmp.Or(g.Error, l.Error), &l.Utilization
-	g.Sensors = &l.Sensors
+	g.Sensors, g.cgroups = &l.Sensors, l.Cgroups
 	g.Memory, g.Processes = &l.State.Memory, processes(proc, records, l.State.Processes)
 	for k := range g.MIG {
 		m := &g.MIG[k]
@@ -268,6 +275,9 @@ func (c *Container) add(devices []namedUse) {
 		if u.Processes == 0 && !slices.Contains(d.Containers, c.ID) {
 			continue
 		}
+		if counted, ok := d.cgroups[c.cgroup]; ok {
+			u.Memory, u.From = &counted, FromCgroup
+		}
 		c.Uses = append(c.Uses, u)
 		if u.Memory == nil {
 			known = false
@@ -303,6 +313,7 @@ func (u *DeviceUse) addProcess(p Process) {
 type namedUse struct {
 	name, uuid, model string
 	utilization       *nvml.Utilization
+	cgroups           map[string]uint64
 	Use
 }
 
@@ -310,7 +321,7 @@ type namedUse struct {
 func (s *Status) devices() []namedUse {
 	var list []namedUse
 	for _, g := range s.GPUs {
-		list = append(list, namedUse{name: strconv.Itoa(g.Index), uuid: g.UUID, model: g.Model, utilization: g.Utilization, Use: g.Use})
+		list = append(list, namedUse{name: strconv.Itoa(g.Index), uuid: g.UUID, model: g.Model, utilization: g.Utilization, cgroups: g.cgroups, Use: g.Use})
 		for _, m := range g.MIG {
 			list = append(list, namedUse{name: fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI), uuid: m.UUID, model: "MIG " + m.Profile, Use: m.Use})
 		}

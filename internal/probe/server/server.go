@@ -49,7 +49,7 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	case q.Watch > 0:
 		a.WatchError = watch(q).Error()
 	case q.Live:
-		live, err := askNVML(q, nvml.Live)
+		live, err := askNVML(q, func(host config.Host) (nvml.Snapshot, error) { return nvml.Live(host, q.Cgroups) })
 		if err == nil {
 			a.Live, err = json.Marshal(live)
 		}
@@ -100,7 +100,7 @@ func mustBeConfined(q probe.Questions) bool {
 	return q.Suspend != nil || q.Resume != nil || q.AsksMemory()
 }
 
-// memory sets or reads memory limits. This process has the lock since before it was confined: NVML
+// memory sets, reads or releases memory limits. This process has the lock since before it was confined: NVML
 // adds to the files of the cgroup's ancestors, and two processes at once would lose one's part.
 func memory(q probe.Questions) ([]probe.MemoryUse, error) {
 	cfg, err := config.Find(q.Config)
@@ -108,8 +108,11 @@ func memory(q probe.Questions) ([]probe.MemoryUse, error) {
 		return nil, err
 	}
 	return within(q.Timeout, func() ([]probe.MemoryUse, error) {
-		if q.SetMemory != nil {
+		switch {
+		case q.SetMemory != nil:
 			return nvml.SetMemory(cfg.Host, q)
+		case q.ReleaseMemory != nil:
+			return []probe.MemoryUse{}, nvml.ReleaseMemory(cfg.Host, q)
 		}
 		return nvml.ReadMemory(cfg.Host, q)
 	})
