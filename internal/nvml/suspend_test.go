@@ -180,7 +180,7 @@ func TestT78AnIncompleteAnswerIsRefused(t *testing.T) {
 		{"a lost GPU of a container with all GPUs", func() error { return d.Faults(lost) }, nil, "NVML does not report the handle of GPU 1: GPU is lost"},
 		{"a GPU that has gone", func() error { return nil }, []string{"0000:ff:00.0"}, "NVML does not list GPU 0000:ff:00.0: it may be lost, or unbound from the driver"},
 		{"no MIG devices", func() error { return d.Unsupport("nvmlDeviceGetMaxMigDeviceCount") }, []string{d.GPUs[2].BusID},
-			"NVML does not list the MIG devices of GPU 2: this GPU or driver does not support it"},
+			"GPU 2: NVML does not report the number of MIG devices: this GPU or driver does not support it"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			check(t, test.change())
