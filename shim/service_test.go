@@ -42,6 +42,7 @@ var check = testtree.Check
 // attached to them: it would be the host's.
 type fakeTasks struct {
 	taskapi.TTRPCTaskService
+	mu        sync.Mutex // of calls, which goroutines of the service make as well
 	calls     []string
 	createErr error
 	deleteErr error
@@ -53,8 +54,21 @@ type fakeTasks struct {
 	onCreate func(*taskapi.CreateTaskRequest)
 }
 
+func (f *fakeTasks) call(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, name)
+}
+
+// called returns the calls so far.
+func (f *fakeTasks) called() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.calls)
+}
+
 func (f *fakeTasks) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	f.calls = append(f.calls, "create")
+	f.call("create")
 	if f.onCreate != nil {
 		f.onCreate(r)
 	}
@@ -65,17 +79,17 @@ func (f *fakeTasks) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*ta
 }
 
 func (f *fakeTasks) Start(context.Context, *taskapi.StartRequest) (*taskapi.StartResponse, error) {
-	f.calls = append(f.calls, "start")
+	f.call("start")
 	return &taskapi.StartResponse{Pid: uint32(os.Getpid())}, nil
 }
 
 func (f *fakeTasks) Exec(context.Context, *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
-	f.calls = append(f.calls, "exec")
+	f.call("exec")
 	return &emptypb.Empty{}, nil
 }
 
 func (f *fakeTasks) Kill(context.Context, *taskapi.KillRequest) (*emptypb.Empty, error) {
-	f.calls = append(f.calls, "kill")
+	f.call("kill")
 	return &emptypb.Empty{}, nil
 }
 
@@ -84,12 +98,12 @@ func (f *fakeTasks) Wait(context.Context, *taskapi.WaitRequest) (*taskapi.WaitRe
 }
 
 func (f *fakeTasks) Delete(context.Context, *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	f.calls = append(f.calls, "delete")
+	f.call("delete")
 	return &taskapi.DeleteResponse{Pid: f.deletePid}, f.deleteErr
 }
 
 func (f *fakeTasks) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
-	f.calls = append(f.calls, "shutdown")
+	f.call("shutdown")
 	return &emptypb.Empty{}, nil
 }
 
@@ -449,12 +463,12 @@ func TestShutdownDuringACreate(t *testing.T) {
 				t.Fatal(err)
 			}
 			// containerd gets the response before the shim ends.
-			if synctest.Wait(); !slices.Equal(f.calls, tc.during) {
-				t.Errorf("Shutdown of %q: calls %v, want %v", tc.shutdown, f.calls, tc.during)
+			if synctest.Wait(); !slices.Equal(f.called(), tc.during) {
+				t.Errorf("Shutdown of %q: calls %v, want %v", tc.shutdown, f.called(), tc.during)
 			}
 			time.Sleep(2 * shutdownDelay)
-			if synctest.Wait(); !slices.Equal(f.calls, tc.after) {
-				t.Errorf("Shutdown of %q: calls %v after Create, want %v", tc.shutdown, f.calls, tc.after)
+			if synctest.Wait(); !slices.Equal(f.called(), tc.after) {
+				t.Errorf("Shutdown of %q: calls %v after Create, want %v", tc.shutdown, f.called(), tc.after)
 			}
 		})
 	}
@@ -558,21 +572,21 @@ func TestADeferredShutdownWaitsForTheLastCreateAndTheLastDelete(t *testing.T) {
 		create()
 		f.onCreate = func(*taskapi.CreateTaskRequest) { time.Sleep(2 * shutdownDelay) }
 		create()
-		if want := []string{"create", "create"}; !slices.Equal(f.calls, want) {
-			t.Errorf("during the second Create: calls %v, want %v", f.calls, want)
+		if want := []string{"create", "create"}; !slices.Equal(f.called(), want) {
+			t.Errorf("during the second Create: calls %v, want %v", f.called(), want)
 		}
 		time.Sleep(2 * shutdownDelay)
 		synctest.Wait()
-		if want := []string{"create", "create", "shutdown"}; !slices.Equal(f.calls, want) {
-			t.Errorf("after the second Create: calls %v, want %v", f.calls, want)
+		if want := []string{"create", "create", "shutdown"}; !slices.Equal(f.called(), want) {
+			t.Errorf("after the second Create: calls %v, want %v", f.called(), want)
 		}
 		// The embedded service ignored it if a container was left.
 		_, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
 		check(t, err)
 		time.Sleep(2 * shutdownDelay)
 		synctest.Wait()
-		if want := []string{"create", "create", "shutdown", "delete", "shutdown"}; !slices.Equal(f.calls, want) {
-			t.Errorf("after Delete: calls %v, want %v", f.calls, want)
+		if want := []string{"create", "create", "shutdown", "delete", "shutdown"}; !slices.Equal(f.called(), want) {
+			t.Errorf("after Delete: calls %v, want %v", f.called(), want)
 		}
 	})
 }
