@@ -56,7 +56,7 @@ func TestBesideNVIDIAsHook(t *testing.T) {
 			t.Helper()
 			o.ID, o.Detach, o.Args = h.NewID(), true, []string{"/bin/sleep", "600"}
 			got := refused
-			if _, err := h.TryRun(t, o); err == nil {
+			if r, err := h.TryRun(t, o); err == nil && r.ExitCode == 0 {
 				own, _ := h.limits(t, o.ID)
 				got = strings.Join(own, ", ")
 			}

@@ -106,7 +106,7 @@ func TestManyFaultsLeaveNoLimit(t *testing.T) {
 		if records, _ := filepath.Glob(filepath.Join(h.Driver.StateDir, "gpu-memory-*.json")); len(records) > 0 {
 			good[f.name]++
 			if random.IntN(2) == 0 {
-				h.Ctl(t, "prepare")
+				h.prepare(t)
 			} else {
 				h.MustRun(t, simhost.Visible("0", limited))
 			}

@@ -166,13 +166,23 @@ func TestFaultsLeaveNoLimit(t *testing.T) {
 	h.nothingLimited(t, "NVML hung")
 }
 
+// prepare runs `prepare` in containerd's mount namespace, which alone has cgroups of version 2.
+func (h *host) prepare(t *testing.T) {
+	t.Helper()
+	ctl := filepath.Join(testenv.ShimDir(), "nvidia-shimctl")
+	cmd := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", h.PID()), "--", ctl, "--config", h.Driver.ConfigPath, "prepare")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
 // NVML hangs when a container with a request is deleted, and the kernel keeps what it requested in
 // the cgroups above. The next container with a limit makes it good, or `prepare`.
 func TestADriverThatHangsAtDeleteLeavesNoSum(t *testing.T) {
 	h := newLimitedHost(t, "dmem")
 	for what, repair := range map[string]func(){
 		"Create":  func() { h.MustRun(t, simhost.Visible("0", limited)) },
-		"prepare": func() { h.Ctl(t, "prepare") },
+		"prepare": func() { h.prepare(t) },
 	} {
 		id := h.Start(t, simhost.Visible("0,1", limited))
 		if err := h.Driver.Hang(true); err != nil {

@@ -115,6 +115,19 @@ func (c Cgroup) isEmpty(dir *os.File) bool {
 	return err == nil && slices.Contains(strings.Split(text, "\n"), "populated 0")
 }
 
+// rootInode returns the inode of the root of the hierarchy. That of a process in a cgroup namespace is
+// another one than the host's.
+func rootInode() (uint64, error) {
+	dir, err := Cgroup{Path: "/"}.openAny()
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	err = unix.Fstat(int(dir.Fd()), &st)
+	return st.Ino, err
+}
+
 // above returns the cgroups above, the nearest first, without the root.
 func (c Cgroup) above() (list []Cgroup, err error) {
 	for path := filepath.Dir(c.Path); path != "/"; path = filepath.Dir(path) {

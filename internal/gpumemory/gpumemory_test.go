@@ -225,6 +225,20 @@ func TestARequestOfARemovedCgroupIsReleasedAbove(t *testing.T) {
 	}
 	d.err = nil
 	record := h.records()[0]
+	// A program in another cgroup namespace, or on a host with cgroup v1 by its mounts, sees others.
+	other := record
+	other.Root++
+	check(t, h.State.Store(other.name(), other))
+	if errs := h.Sweep(); len(errs) != 0 || len(d.released) != 0 || len(h.records()) != 1 {
+		t.Errorf("in another namespace: %v, released %q, %d records", errs, d.released, len(h.records()))
+	}
+	check(t, h.State.Store(record.name(), record))
+	v2 := root
+	root = t.TempDir()
+	if errs := h.Sweep(); len(errs) != 0 || len(h.records()) != 1 {
+		t.Errorf("without cgroup v2: %v, %d records", errs, len(h.records()))
+	}
+	root = v2
 	if errs := h.Sweep(); len(errs) > 0 || fmt.Sprint(d.released) != "[pod GPU-a 2097152]" || len(h.records()) != 0 {
 		t.Errorf("released %q, %v, %d records", d.released, errs, len(h.records()))
 	}

@@ -32,6 +32,8 @@ type record struct {
 	Requests map[string]uint64 `json:"requests"`
 	// Above are the cgroups above, the nearest first, without the root. Requests are in their sums.
 	Above []Cgroup `json:"above"`
+	// Root is the inode of the root of the hierarchy, in which Path is.
+	Root uint64 `json:"root"`
 	// Shim is the process that takes the limits back.
 	Shim procfs.ID `json:"shim"`
 }
@@ -72,6 +74,9 @@ func (h Host) Set(c Cgroup, namespace, id string, limits []memlimit.Limit) error
 	}
 	r := record{Cgroup: c, Namespace: namespace, ID: id, Shim: self, Requests: map[string]uint64{}}
 	if r.Above, err = c.above(); err != nil {
+		return err
+	}
+	if r.Root, err = rootInode(); err != nil {
 		return err
 	}
 	for _, known := range h.of(namespace, id) {
@@ -180,14 +185,22 @@ func (h Host) release(r record) error {
 // hopeless reports whether a later call would fail as well, because nothing is limited.
 func hopeless(err error) bool {
 	return slices.ContainsFunc([]error{
-		probe.ErrNoMemoryLimits, probe.ErrNotLimitable, probe.ErrNoController, probe.ErrNotCgroup2,
+		probe.ErrNoMemoryLimits, probe.ErrNotLimitable, probe.ErrNoController,
 	}, func(cause error) bool { return errors.Is(err, cause) })
 }
 
 // Sweep takes back the limits of cgroups that are gone, and of those without processes whose shim has
-// ended. It returns the error of each that is not taken back.
+// ended. It returns the error of each that is not taken back. A program in another cgroup namespace
+// than containerd's, in which other cgroups have these paths, leaves them alone.
 func (h Host) Sweep() (failed []error) {
+	root, err := rootInode()
+	if err != nil {
+		return nil
+	}
 	for _, r := range h.records() {
+		if r.Root != root { // guard: memory: not in another cgroup namespace
+			continue
+		}
 		if dir, err := r.Open(); err == nil {
 			busy := hasShim(r) || !r.isEmpty(dir) // the container may outlive its shim
 			dir.Close()
