@@ -15,8 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// status is what the tests look at in `nvidia-shimctl status`.
-type status struct {
+// hostStatus is what the tests look at in `nvidia-shimctl status`.
+type hostStatus struct {
 	DriverVersion string `json:"driver_version"`
 	NVMLError     string `json:"nvml_error"`
 	GPUs          []struct {
@@ -52,7 +52,7 @@ func TestStatusShowsWhoHasWhichGPU(t *testing.T) {
 		ids[g.UUID] = startHold(t, env, g.Index, held)
 	}
 	before := smi(t, "gpu", "memory.used", "driver_version")
-	var s status
+	var s hostStatus
 	ctlJSON(t, env, &s, "status")
 	apps := smi(t, "compute-apps", "gpu_uuid", "pid", "used_memory")
 	t.Logf("nvidia-smi: %v\n%v\nstatus: %s", before, apps, ctl(t, env, "status").Output)
@@ -76,7 +76,7 @@ func TestStatusShowsWhoHasWhichGPU(t *testing.T) {
 	for _, id := range ids {
 		env.Remove(t, id)
 	}
-	var none status
+	var none hostStatus
 	ctlJSON(t, env, &none, "status")
 	for _, c := range none.Containers {
 		if c.Namespace == env.ID {
@@ -87,7 +87,7 @@ func TestStatusShowsWhoHasWhichGPU(t *testing.T) {
 
 // checkContainer compares a container of a status with nvidia-smi's list of processes,
 // which some hosts keep empty.
-func checkContainer(t *testing.T, env *testenv.Env, s status, g gpu, id string, held uint64, apps []map[string]string) {
+func checkContainer(t *testing.T, env *testenv.Env, s hostStatus, g gpu, id string, held uint64, apps []map[string]string) {
 	t.Helper()
 	pids := env.PIDs(t, id)
 	listed := slices.ContainsFunc(apps, func(app map[string]string) bool {
@@ -130,7 +130,7 @@ func watchStatus(t *testing.T, env *testenv.Env, id string) {
 	}()
 	d := json.NewDecoder(out)
 	for range 2 {
-		var s status
+		var s hostStatus
 		if err := d.Decode(&s); err != nil {
 			t.Fatalf("status --watch: %v", err)
 		}
