@@ -26,7 +26,7 @@ func ReadFile(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	data, err := rawio.Read(fd, 2<<10, maxFile+1)
+	data, err := rawio.Read(fd, 512, maxFile+1)
 	if err != nil {
 		err = &os.PathError{Op: "read", Path: name, Err: err}
 	}
