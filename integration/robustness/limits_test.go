@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -84,7 +85,10 @@ func (h *host) withFault(t *testing.T, f limitFault, wait time.Duration) {
 	}
 	h.remove(t, o.ID)
 	driver(nil)
-	removeCgroups(t, h, o.ID)
+	testenv.Await(t, "the processes of a runc that was killed end", func() bool {
+		left, _ := filepath.Glob("/sys/fs/cgroup/*/" + h.ID + "/" + o.ID)
+		return !slices.ContainsFunc(left, func(dir string) bool { return os.Remove(dir) != nil })
+	})
 }
 
 // After each fault, or when the next container with a limit or `prepare` has made it good, no cgroup
