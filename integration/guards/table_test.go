@@ -369,7 +369,6 @@ var table = [][]string{
 	{"serve: questions to NVML", "TestT80NVMLIsNotAskedByEachRequest"},
 	{"probe: NVML of the loaded driver", "TestAnIncompleteAnswerIsNotKept"},
 	{"probe: NVML's answer of this boot", "TestAnAnswerIsKeptUntilItMayBeAnother", "k.Key != factsKey(h.Inventory.Found())"},
-	{"probe: NVML's answer of this boot", "TestAnAnswerIsKeptUntilItMayBeAnother", "k.Key != key(h.Inventory.Found())"},
 	{"memory: not in another cgroup namespace", "TestARequestOfARemovedCgroupIsReleasedAbove", "r.Root != root", "r.Root != root && root == 0"},
 	{"probe: no request of another cgroup is released", "TestARequestOfARemovedCgroupIsReleased", "min(below, l.now.Soft)", "0*below"},
 	{"memory: no start without the limit", "TestALimitThatCannotBeSet", "err = refuseLimits(err, m.limits)", "err = nil"},
