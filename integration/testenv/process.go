@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,11 +53,7 @@ func (e *Env) owns(pid int) bool {
 	if err == nil && bytes.Contains(cgroups, []byte("/"+e.ID+"/")) {
 		return true
 	}
-	argv, err := os.ReadFile(filepath.Join(proc, "cmdline"))
-	if err != nil {
-		return false
-	}
-	name, rest, _ := bytes.Cut(argv, []byte{0})
+	name, rest, _ := bytes.Cut(arguments(pid), []byte{0})
 	if !bytes.HasPrefix([]byte(filepath.Base(string(name))), []byte("containerd-shim-")) {
 		return false
 	}
@@ -69,11 +66,24 @@ func (e *Env) owns(pid int) bool {
 }
 
 func commandLine(pid int) string {
-	argv, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	if err != nil {
-		return ""
+	return strings.TrimSpace(string(bytes.ReplaceAll(arguments(pid), []byte{0}, []byte{' '})))
+}
+
+// arguments is a process's /proc/PID/cmdline. It is empty for a moment in the middle of execve,
+// when /proc/PID/exe is the new program already; that of a process that has ended stays empty.
+func arguments(pid int) []byte {
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	for range 1000 {
+		argv, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+		if err != nil || len(argv) > 0 {
+			return argv
+		}
+		if _, err := os.Readlink(filepath.Join(proc, "exe")); err != nil {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return strings.TrimSpace(string(bytes.ReplaceAll(argv, []byte{0}, []byte{' '})))
+	return nil
 }
 
 // awaitExec waits until the process of a started container is the container's program: `runc start`
