@@ -16,9 +16,19 @@ type Standalone struct {
 	Nodes []device.Node
 	// Groups own nodes that only a group may open.
 	Groups []uint32
-	Files  []place.Bind
+	// Libraries are those that the shim has in a view, Files all others.
+	Libraries []StandaloneLibrary
+	Files     []place.Bind
 	// Omitted lists the destinations of files that only the shim creates, in a view or a bundle.
 	Omitted []string
+}
+
+// StandaloneLibrary is a library of the driver under one of the names that programs use.
+type StandaloneLibrary struct {
+	place.Bind // at the place that it has in a view
+	Bits       int
+	// Name is the path below a directory of libraries: "libcuda.so.1", "vdpau/libvdpau_nvidia.so.1".
+	Name string
 }
 
 // Standalone lists the contents of a plan as single files of the host. It uses nothing from a view,
@@ -30,9 +40,6 @@ func (p Plan) Standalone() Standalone {
 		return s
 	}
 	files := p.Changes.View.Files
-	has := func(dest string) bool {
-		return slices.ContainsFunc(s.Files, func(b place.Bind) bool { return b.Destination == dest })
-	}
 	for _, l := range files.Libraries {
 		names := append([]string{cmp.Or(l.SOName, l.Name)}, l.Links...)
 		if name, ok := place.PluginName(l); ok {
@@ -40,8 +47,9 @@ func (p Plan) Standalone() Standalone {
 		}
 		for _, name := range names {
 			dest := path.Join(view.Dir, place.LibraryDir(l), name)
-			if l.Dir == "" && !has(dest) { // others are among the mounts
-				s.Files = append(s.Files, place.Bind{Source: l.Path, Destination: dest})
+			known := slices.ContainsFunc(s.Libraries, func(x StandaloneLibrary) bool { return x.Destination == dest })
+			if l.Dir == "" && !known { // others are among the mounts
+				s.Libraries = append(s.Libraries, StandaloneLibrary{place.Bind{Source: l.Path, Destination: dest}, l.Bits, path.Join(l.Subdir, name)})
 			}
 		}
 	}
@@ -60,6 +68,9 @@ func (p Plan) Standalone() Standalone {
 		default:
 			s.Files = append(s.Files, place.Bind{Source: d.Path, Destination: dest})
 		}
+	}
+	has := func(dest string) bool {
+		return slices.ContainsFunc(s.Files, func(b place.Bind) bool { return b.Destination == dest })
 	}
 	for _, m := range p.Changes.Mounts {
 		switch {

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // Volume is one of the container's own mounts that outlives the container. At is its path in the
@@ -164,6 +165,6 @@ func isBind(m specs.Mount) bool {
 
 // isOwnMount reports whether an earlier injection into the same configuration added a mount.
 func isOwnMount(c Container, m specs.Mount) bool {
-	return strings.HasPrefix(m.Source, path.Join(c.Host.StateDir, "view")+"/") ||
+	return view.Holds(c.Host.StateDir, m.Source) ||
 		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
 }

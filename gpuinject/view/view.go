@@ -62,6 +62,9 @@ func Path(stateDir string, spec Spec) string {
 	return filepath.Join(viewDir(stateDir), spec.key(), "root")
 }
 
+// Holds reports whether a path of the host is in a view.
+func Holds(stateDir, name string) bool { return strings.HasPrefix(name, viewDir(stateDir)+"/") }
+
 // lockName is the lock in the directory of views. lockTimeout bounds the wait for a view that
 // another process builds. Building takes milliseconds.
 const (

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -21,7 +20,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
@@ -139,21 +137,16 @@ func edits(s gpuinject.Standalone) specs.ContainerEdits {
 			Path: n.Path, HostPath: n.HostPath, Permissions: "rw", FileMode: &mode, UID: &uid, GID: &gid,
 		})
 	}
+	mount := func(source, dest string) {
+		e.Mounts = append(e.Mounts, &specs.Mount{HostPath: source, ContainerPath: dest, Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
+	}
+	for _, l := range s.Libraries {
+		for _, dir := range driver.LoaderDirs(l.Bits) {
+			mount(l.Source, path.Join(dir, l.Name))
+		}
+	}
 	for _, f := range s.Files {
-		places := []string{f.Destination}
-		for dir, bits := range map[string]int{"/lib64/": 64, "/lib/": 32} {
-			if rest, ok := strings.CutPrefix(f.Destination, view.Dir+dir); ok {
-				places = nil
-				for _, d := range driver.LoaderDirs(bits) {
-					places = append(places, path.Join(d, rest))
-				}
-			}
-		}
-		for _, place := range places {
-			e.Mounts = append(e.Mounts, &specs.Mount{
-				HostPath: f.Source, ContainerPath: place, Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"},
-			})
-		}
+		mount(f.Source, f.Destination)
 	}
 	return e
 }

@@ -58,7 +58,7 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 	}
 	s := plan.Standalone()
 	a := &Args{
-		For: engine, GPUs: plan.GPUs, Devices: []place.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
+		For: engine, GPUs: plan.GPUs, Devices: []place.Bind{}, Files: []place.Bind{}, Groups: append([]uint32{}, s.Groups...),
 		Env: []string{
 			"LD_LIBRARY_PATH=" + path.Join(view.Dir, "lib") + ":" + path.Join(view.Dir, "lib64"),
 			// Keeps an NVIDIA runtime that is the engine's default from injecting GPUs as well.
@@ -74,6 +74,10 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 	for _, n := range s.Nodes {
 		a.Devices = append(a.Devices, place.Bind{Source: n.HostPath, Destination: n.Path})
 	}
+	for _, l := range s.Libraries {
+		a.Files = append(a.Files, l.Bind)
+	}
+	a.Files = append(a.Files, s.Files...)
 	for _, name := range s.Omitted {
 		a.Limits = append(a.Limits, name+" is a file that the shim makes: it is left out")
 	}
