@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,49 +14,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// format is raised whenever a search finds something else on the same host, so that the results of
-// an older shim are not used. A test (tablesSum) notices a change of the tables.
-const format = 6
-
-// Stamp is the state of a file or directory at the time of a search. If there was none, all but
-// Path is zero.
-type Stamp struct {
-	// Path is in the driver root; links in it are followed.
-	Path  string
-	Dev   uint64 `json:",omitempty"`
-	Inode uint64 `json:",omitempty"`
-	Size  int64  `json:",omitempty"`
-	// Ctime is in nanoseconds since 1970. Unlike the modification time, no program can set it back.
-	Ctime int64 `json:",omitempty"`
-	// Mtime is in nanoseconds since 1970. Removing a name changes Ctime, but not Mtime.
-	Mtime int64 `json:",omitempty"`
-}
-
-// IsContentOf reports whether a file still has the content that it had at the time of the stamp,
-// whatever its names.
-func (s Stamp) IsContentOf(st unix.Stat_t) bool {
-	now := newStamp(s.Path, st)
-	now.Ctime = s.Ctime
-	return s.Inode != 0 && now == s // guard: view: files of the loaded driver as they were
-}
-
 // settling is the time within which two changes can get the same timestamp: the kernel's clock for
 // files ticks every 10 ms at worst (HZ=100).
 const settling = 20 * time.Millisecond
-
-// stamp records the state of a path, or its absence if st is zero.
-func (s *Search) stamp(name string, st unix.Stat_t) {
-	if !slices.ContainsFunc(s.files.Stamps, func(x Stamp) bool { return x.Path == name }) {
-		s.files.Stamps = append(s.files.Stamps, newStamp(name, st))
-	}
-}
-
-func newStamp(name string, st unix.Stat_t) Stamp {
-	return Stamp{
-		Path: name, Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(), Mtime: st.Mtim.Nano(),
-		Dev: uint64(st.Dev), //nolint:unconvert // 32 bits on some architectures
-	}
-}
 
 // Fresh reports whether a new search with these arguments would find the same: the directories that
 // and files that were read, and what the search depended on outside them, are in the state they were
@@ -93,31 +52,10 @@ func (f Files) sumOfPlaces(stamp func(name string) Stamp) string {
 	return sumOf(now)
 }
 
-// sumOf returns a checksum of stamps.
-func sumOf(stamps []Stamp) string {
-	var text []byte
-	for _, s := range stamps {
-		text = s.append(text)
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
-}
-
-// append appends what fmt.Appendln would, without reflection: Fresh does so for each container.
-func (s Stamp) append(text []byte) []byte {
-	text = append(append(text, '{'), s.Path...)
-	text = strconv.AppendUint(append(text, ' '), s.Dev, 10)
-	text = strconv.AppendUint(append(text, ' '), s.Inode, 10)
-	text = strconv.AppendInt(append(text, ' '), s.Size, 10)
-	text = strconv.AppendInt(append(text, ' '), s.Ctime, 10)
-	text = strconv.AppendInt(append(text, ' '), s.Mtime, 10)
-	return append(text, "}\n"...)
-}
-
 // dependsOn returns the stamps of the places that Fresh compares: of the directories and files that
 // were read, such as manifests; of files that are not in one of them, or were refused, so that a
-// repair is noticed; and of names
-// that were absent there. Of an absent path the first component that is missing is enough.
+// repair is noticed; and of names that were absent there. Of an absent path the first component that
+// is missing is enough.
 func (s *Search) dependsOn() (places []Stamp) {
 	refused := map[string]bool{}
 	for _, r := range s.files.Refused {
@@ -220,28 +158,24 @@ func (s *Search) identity() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// IsContainer reports whether libcuda or libnvidia-ml is a mount point, as in a container: then
-// this host is itself a container.
-func IsContainer(cfg config.Host, version string) bool {
-	s, err := NewSearch(cfg, version)
-	if err != nil {
-		return false
+// Files returns what was found. An incomplete search is an error: its result would be kept, and
+// every container refused for a library that is there (T65).
+func (s *Search) Files() (Files, error) {
+	if s.err != nil {
+		return Files{}, fmt.Errorf("find driver files: %w", s.err)
 	}
-	defer s.Close()
-	names := s.cache()
-	for _, dir := range append(slices.Clone(cfg.DriverLibraries), libraryDirs()...) {
-		for _, stem := range []string{"libcuda.so.", "libnvidia-ml.so."} {
-			names = append(names, path.Join(dir, stem+"1"), path.Join(dir, stem+version))
+	s.files.Identity = s.identity()
+	var there []Stamp
+	for _, place := range s.dependsOn() {
+		if place.Inode == 0 {
+			s.files.Absent = append(s.files.Absent, place.Path)
+			continue
 		}
+		s.files.Places, there = append(s.files.Places, place.Path), append(there, place)
 	}
-	return slices.ContainsFunc(names, func(name string) bool {
-		fd, _, err := s.resolve(name)
-		if err != nil {
-			return false
-		}
-		defer unix.Close(fd)
-		var stx unix.Statx_t
-		err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &stx)
-		return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 // kernel 5.8
-	})
+	if s.files.isSettled(there) {
+		s.files.Sum = sumOf(there)
+	}
+	s.files.Others = s.others
+	return s.files, nil
 }

@@ -1,7 +1,9 @@
 package driver
 
 import (
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -202,4 +204,26 @@ func eglPlatform(name, library string) dataKind {
 	const dir = "egl/egl_external_platform.d"
 	return dataKind{dest: "/usr/share", dir: dir, names: []string{name}, ordered: true, capabilities: graphics,
 		library: library, content: platformJSON, also: []string{"/etc/" + dir}}
+}
+
+// platformJSON returns a vendor file of libglvnd or a file of an external EGL platform.
+func platformJSON(soname, _ string) string {
+	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.0\",\n    \"ICD\" : {\n        \"library_path\" : %q\n    }\n}\n", soname)
+}
+
+// vulkanJSON returns the manifest of the Vulkan driver. The loader uses major and minor of
+// api_version: the highest version that an application may request. Every release from these
+// branches on supports the version written here.
+func vulkanJSON(soname, version string) string {
+	api := "1.1.99"
+	branch, _, _ := strings.Cut(version, ".")
+	switch n, _ := strconv.Atoi(branch); {
+	case n >= 570:
+		api = "1.4.303"
+	case n >= 510:
+		api = "1.3.194"
+	case n >= 450:
+		api = "1.2.133"
+	}
+	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.1\",\n    \"ICD\": {\n        \"library_path\": %q,\n        \"api_version\" : %q\n    }\n}\n", soname, api)
 }

@@ -246,3 +246,14 @@ func (s *Search) prefixes() []string {
 	slices.Sort(list)
 	return slices.Compact(list)
 }
+
+// Library takes one library whose name does not contain the driver's version. An error says why it
+// was not taken, and is fs.ErrNotExist if there is none.
+func (s *Search) Library(name string, lib Library, develop bool) error {
+	f, err := s.open(name)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	return s.take(f, path.Dir(name), lib, develop)
+}

@@ -14,33 +14,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// Discover finds the driver's files. Version is that of the loaded kernel module
-// (device.Inventory.DriverVersion). An absent library is not an error here: see Files.Check.
-func Discover(cfg config.Host, version string) (Files, error) {
-	if version == "" || strings.Trim(version, "0123456789.") != "" {
-		return Files{}, fmt.Errorf("find driver files: %.256q is not a driver version", version)
-	}
-	s, err := NewSearch(cfg, version)
-	if err != nil {
-		return Files{}, err
-	}
-	defer s.Close()
-	s.libraries(cfg.DriverLibraries)
-	s.binaries()
-	s.data()
-	s.xorg()
-	s.wine()
-	for _, e := range expected {
-		problem := ""
-		if e.essential {
-			problem = s.absent(e.stem)
-		}
-		s.Expect(e.capability, e.stem+".so."+version, problem)
-	}
-	s.compareFileList()
-	return s.Files()
-}
-
 // Search collects Files. Discover is the search on an ordinary host; other platforms build theirs
 // from these methods. Paths are relative to the driver root.
 type Search struct {
@@ -69,28 +42,6 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 		},
 		listed: map[string][]string{}, read: map[string]bool{}, seen: map[string]bool{}, used: map[string]bool{}, cudaDirs: map[string]bool{},
 	}, nil
-}
-
-// Files returns what was found. An incomplete search is an error: its result would be kept, and
-// every container refused for a library that is there (T65).
-func (s *Search) Files() (Files, error) {
-	if s.err != nil {
-		return Files{}, fmt.Errorf("find driver files: %w", s.err)
-	}
-	s.files.Identity = s.identity()
-	var there []Stamp
-	for _, place := range s.dependsOn() {
-		if place.Inode == 0 {
-			s.files.Absent = append(s.files.Absent, place.Path)
-			continue
-		}
-		s.files.Places, there = append(s.files.Places, place.Path), append(there, place)
-	}
-	if s.files.isSettled(there) {
-		s.files.Sum = sumOf(there)
-	}
-	s.files.Others = s.others
-	return s.files, nil
 }
 
 // Refuse records a path that was found but not used. The reason continues "it …".
@@ -220,17 +171,6 @@ func (s *Search) Direct(name string) {
 	}
 }
 
-// Library takes one library whose name does not contain the driver's version. An error says why it
-// was not taken, and is fs.ErrNotExist if there is none.
-func (s *Search) Library(name string, lib Library, develop bool) error {
-	f, err := s.open(name)
-	if err != nil {
-		return err
-	}
-	defer f.close()
-	return s.take(f, path.Dir(name), lib, develop)
-}
-
 // Alias adds a link as another name of the library that it leads to. It returns false if the link
 // does not lead to a library that was taken.
 func (s *Search) Alias(link string) bool {
@@ -255,21 +195,6 @@ func (s *Search) Searched(name string) {
 	s.files.Searched = append(s.files.Searched, s.host(name))
 }
 
-// expected lists the libraries that Missing reports. Server drivers lack those that are not
-// essential.
-var expected = []struct {
-	capability, stem string
-	essential        bool
-}{
-	{config.Compute, "libcuda", true},
-	{config.Utility, "libnvidia-ml", true},
-	{config.Video, "libnvcuvid", false},
-	{config.Video, "libnvidia-encode", false},
-	{config.Graphics, "libGLX_nvidia", false},
-	{config.Graphics, "libEGL_nvidia", false},
-	{config.NGX, "libnvidia-ngx", false},
-}
-
 // Expect notes whether the 64-bit library that a capability needs was found, by its name or SONAME.
 // If problem is not empty, the capability is not available without the library, for that reason or
 // because the library was refused.
@@ -292,18 +217,9 @@ func (s *Search) Expect(capability, name, problem string) {
 	s.files.Problems[capability] = problem
 }
 
-func (s *Search) absent(stem string) string {
-	version := s.files.Version
-	for _, other := range s.others {
-		if base := path.Base(other); strings.HasPrefix(base, stem+".so.") {
-			return fmt.Sprintf("NVIDIA driver library %s was found (%s), but the loaded kernel module is %s: reboot, reload the nvidia module, or reinstall the driver's user-space",
-				base, other, version)
-		}
+// stamp records the state of a path, or its absence if st is zero.
+func (s *Search) stamp(name string, st unix.Stat_t) {
+	if !slices.ContainsFunc(s.files.Stamps, func(x Stamp) bool { return x.Path == name }) {
+		s.files.Stamps = append(s.files.Stamps, newStamp(name, st))
 	}
-	where := "none of the known directories exists below " + s.files.Root
-	if len(s.files.Searched) > 0 {
-		where = "searched " + strings.Join(s.files.Searched, ", ")
-	}
-	return fmt.Sprintf("NVIDIA driver %s is loaded, but %s.so.%s was not found (%s): install the driver's user-space, or set host.driver-root or host.driver-libraries in the configuration",
-		version, stem, version, where)
 }
