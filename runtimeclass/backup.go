@@ -14,8 +14,9 @@ import (
 func (p *Plan) edit(f edited) error {
 	p.Handler, p.configFile = f.handler, f.name
 	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
+	config, _ := tomledit.Decode(f.original) // a daemon.json is no TOML and has none
 	// guard: installation: only originals kept
-	if f.text != nil && bytes.Equal(f.text, f.original) && !hasOurs(f.original) {
+	if f.text != nil && bytes.Equal(f.text, f.original) && len(oursIn(config)) == 0 {
 		backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, f.text)
 		p.Changes = append(p.Changes, backup, change)
 		return err
@@ -38,12 +39,6 @@ func sameContent(a, b []byte) bool {
 		}
 	}
 	return false
-}
-
-// hasOurs reports whether a configuration without our marks has a runtime of this shim.
-func hasOurs(text []byte) bool {
-	config, err := tomledit.Decode(text)
-	return err == nil && len(oursIn(config)) > 0
 }
 
 // restore plans the removal of an installation from a configuration.

@@ -232,16 +232,18 @@ func effective(files []tomlFile) Configuration {
 		c.Default = name
 	}
 	for name, v := range tomledit.Table(cri, "containerd", "runtimes") {
-		t, ok := v.(map[string]any)
-		if !ok {
-			continue
+		if t, ok := v.(map[string]any); ok {
+			c.Runtimes[name] = runtimeOf(t)
 		}
-		r := Runtime{Options: tomledit.Table(t, "options")}
-		r.Type, _ = t["runtime_type"].(string)
-		r.Path, _ = t["runtime_path"].(string)
-		c.Runtimes[name] = r
 	}
 	return c
+}
+
+func runtimeOf(table map[string]any) Runtime {
+	r := Runtime{Options: tomledit.Table(table, "options")}
+	r.Type, _ = table["runtime_type"].(string)
+	r.Path, _ = table["runtime_path"].(string)
+	return r
 }
 
 // The plugins that have held the runtime handlers, oldest first.
@@ -332,10 +334,7 @@ func oursIn(config map[string]any) (names []string) {
 	for _, section := range sectionNames {
 		runtimes := tomledit.Table(config, "plugins", section, "containerd", "runtimes")
 		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
-			r := tomledit.Table(runtimes, name)
-			typ, _ := r["runtime_type"].(string)
-			file, _ := r["runtime_path"].(string)
-			if (Runtime{Type: typ, Path: file}).Ours() && !slices.Contains(names, name) {
+			if runtimeOf(tomledit.Table(runtimes, name)).Ours() && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}

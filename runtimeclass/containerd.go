@@ -37,7 +37,7 @@ func (containerd) runtimes(h Host, file string) (map[string]Runtime, error) {
 func (containerd) files(p *Plan, o Options, but string) ([]configFile, error) {
 	loaded, err := p.Host.load(o.ConfigFile, false)
 	if err == nil && p.registered(o) {
-		own := append(registeredIn(loaded), p.handlers(o)...)
+		own := append(ownHandlers(textsOf(loaded)...), p.handlers(o)...)
 		if but != "" || len(own) == 0 {
 			own = []string{o.Registration.Handler}
 		}
@@ -94,7 +94,7 @@ func (containerd) register(p *Plan, o Options) (none edited, err error) {
 	if stays != "" {
 		list.names = slices.DeleteFunc(list.names, func(name string) bool { return name == r.Handler })
 	}
-	replace := r.Replace || registers(texts, r.Handler)
+	replace := r.Replace || slices.Contains(ownHandlers(texts...), r.Handler)
 	for _, f := range files {
 		for _, handler := range list.names {
 			present := tomledit.Table(f.cri(), "containerd", "runtimes", handler)

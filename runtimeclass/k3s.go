@@ -91,7 +91,7 @@ func (d distribution) register(p *Plan, o Options) (none edited, err error) {
 	}
 	target := p.k3sFile(d, generated[0])
 	replaceable := func(handler string) bool { return h.k3sReplaceable(target, generated, handler) }
-	o.Registration.Replace = r.Replace || registers(texts, r.Handler)
+	o.Registration.Replace = r.Replace || slices.Contains(ownHandlers(texts...), r.Handler)
 	why := h.k3sTaken(d, generated, r.Handler)
 	switch {
 	case why == "" || r.Replace && replaceable(r.Handler):

@@ -20,11 +20,9 @@ type handlers struct {
 // files. keep reports whether an earlier handler can stay.
 func (o Options) handlers(texts [][]byte, keep func(name string) bool) handlers {
 	h := handlers{names: []string{o.Registration.Handler}, byDefault: ownDefault(texts)}
-	for _, text := range texts {
-		for _, name := range ownHandlers(text) {
-			if !slices.Contains(h.names, name) && keep(name) {
-				h.names = append(h.names, name)
-			}
+	for _, name := range ownHandlers(texts...) {
+		if !slices.Contains(h.names, name) && keep(name) {
+			h.names = append(h.names, name)
 		}
 	}
 	slices.Sort(h.names)
@@ -35,11 +33,6 @@ func (o Options) handlers(texts [][]byte, keep func(name string) bool) handlers 
 		h.byDefault = ""
 	}
 	return h
-}
-
-// registers reports whether an earlier installation put a handler into one of the files.
-func registers(texts [][]byte, handler string) bool {
-	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
 }
 
 func textsOf(files []tomlFile) (texts [][]byte) {
@@ -62,11 +55,14 @@ func ownDefault(texts [][]byte) (name string) {
 	return name
 }
 
-// ownHandlers returns the handlers in our lines.
-func ownHandlers(text []byte) (names []string) {
-	// A block that cannot be parsed has no handlers: the resulting text is checked.
-	config, _ := tomledit.Decode(tomledit.OwnLines(text))
-	return oursIn(config)
+// ownHandlers returns the handlers in our lines of files.
+func ownHandlers(texts ...[]byte) (names []string) {
+	for _, text := range texts {
+		// A block that cannot be parsed has no handlers: the resulting text is checked.
+		config, _ := tomledit.Decode(tomledit.OwnLines(text))
+		names = append(names, oursIn(config)...)
+	}
+	return names
 }
 
 // fileOf returns the file with that name, as one of files, which the daemon reads.

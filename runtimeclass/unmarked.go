@@ -114,21 +114,9 @@ func unmarked(files []tomlFile) (names []string) {
 }
 
 // marked returns the runtimes with our marks that no other line of the files defines.
-func marked(files []tomlFile) (names []string) {
-	for _, f := range files {
-		for _, name := range ownHandlers(f.text) {
-			if _, present := holder(files, name); present == nil {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// registeredIn returns the runtimes with our marks.
-func registeredIn(files []tomlFile) (names []string) {
-	for _, f := range files {
-		names = append(names, ownHandlers(f.text)...)
-	}
-	return names
+func marked(files []tomlFile) []string {
+	return slices.DeleteFunc(ownHandlers(textsOf(files)...), func(name string) bool {
+		_, present := holder(files, name)
+		return present != nil
+	})
 }
