@@ -8,6 +8,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/gpumemory"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -49,26 +50,25 @@ func (c gpuContainer) permit(what call, id string) (rule, error) {
 	if does != deny {
 		return does, nil
 	}
-	text := "nvidia: container %s was not created completely: no process can be started in it; delete it"
+	text := "container %s was not created completely: no process can be started in it; delete it"
 	switch {
 	case what == callCreate:
 		return deny, fmt.Errorf("container %s: %w", id, errdefs.ErrAlreadyExists)
 	case what == callPlace:
 		return deny, notSuspended(id)
 	case what == callLimit:
-		text = "nvidia: container %s has no GPU, or is not created completely: its GPU memory cannot be limited"
+		text = "container %s has no GPU, or is not created completely: its GPU memory cannot be limited"
 	case c.state == restoring:
-		text = "nvidia: container %s is not restored yet: no process can be started in it"
+		text = "container %s is not restored yet: no process can be started in it"
 	case c.state == notRestored:
-		text = "nvidia: container %s could not be restored: create it again"
+		text = "container %s could not be restored: create it again"
 	}
-	return deny, &classified{fmt.Errorf(text, id), errdefs.ErrFailedPrecondition}
+	return deny, verdict.Precondition(text, id)
 }
 
 // notSuspended is the error of a call that sends the memory of a suspended container elsewhere.
 func notSuspended(id string) error {
-	err := fmt.Errorf("nvidia: container %s is not suspended, so its GPU memory cannot go to another GPU", id)
-	return &classified{err, errdefs.ErrFailedPrecondition}
+	return verdict.Precondition("container %s is not suspended, so its GPU memory cannot go to another GPU", id)
 }
 
 // restoration is what Create keeps for Start, which restores the container from a checkpoint.

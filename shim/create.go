@@ -231,7 +231,7 @@ func attachMask(mask *procmask.Mask, pid int, rootPath string) (err error) {
 		err = mask.Attach(pid, rootPath)
 	}
 	if err != nil {
-		err = &verdict.Error{Kind: verdict.KindInternal, Err: err}
+		err = verdict.Internal("%w", err)
 	}
 	return err
 }

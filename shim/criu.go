@@ -91,8 +91,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 // programs that write it are safe.
 func (c gpuContainer) checkCheckpoint(id string) error {
 	if !c.checkpoints { // guard: shim: checkpoints allowed
-		err := fmt.Errorf("nvidia: container %s has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true in the shim's configuration", id)
-		return &classified{err, errdefs.ErrPermissionDenied}
+		return verdict.Denied("container %s has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true in the shim's configuration", id)
 	}
 	opts, err := runctask.ReadOptions(c.bundle)
 	if err != nil {
@@ -122,7 +121,7 @@ func checkPrograms(runtime string) error {
 		err = advisories.CheckCRIU(versions[1]) // guard: shim: fixed CRIU for checkpoints
 	}
 	if err != nil {
-		err = &verdict.Error{Kind: verdict.KindPrecondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}
+		err = verdict.Precondition("a container with GPUs is neither written to a checkpoint nor restored: %w", err)
 	}
 	return err
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
@@ -136,7 +135,7 @@ func takeBackMemoryOf(ctx context.Context, id string) error {
 func (s *Service) limit(ctx context.Context, id string, annotations map[string]string) error {
 	wish, err := memlimit.ReadUpdate(annotations)
 	if err != nil {
-		return &verdict.Error{Kind: verdict.KindInvalid, Err: err}
+		return verdict.Invalid("%w", err)
 	}
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
@@ -152,7 +151,7 @@ func (s *Service) limit(ctx context.Context, id string, annotations map[string]s
 		m.cannot = "it has ended"
 	}
 	if m.cannot != "" {
-		return &verdict.Error{Kind: verdict.KindPrecondition, Err: fmt.Errorf("the GPU memory of container %s cannot be limited: %s", id, m.cannot)}
+		return verdict.Precondition("the GPU memory of container %s cannot be limited: %s", id, m.cannot)
 	}
 	limits, err := memlimit.Change(wish, m.max, m.uuids)
 	if err != nil {
@@ -222,8 +221,7 @@ func (c gpuContainer) checkMemory(id string) error {
 	}
 	for _, l := range c.memory.limits {
 		if l.Limit != 0 && needs[l.UUID] > l.Limit {
-			err := fmt.Errorf("nvidia: cannot resume container %s: it needs %d MiB on GPU %s, and its limit is %d MiB: raise it (nvidia-shimctl limit)", id, needs[l.UUID]/memlimit.MiB, l.UUID, l.Limit/memlimit.MiB)
-			return &classified{err, errdefs.ErrFailedPrecondition}
+			return verdict.Precondition("cannot resume container %s: it needs %d MiB on GPU %s, and its limit is %d MiB: raise it (nvidia-shimctl limit)", id, needs[l.UUID]/memlimit.MiB, l.UUID, l.Limit/memlimit.MiB)
 		}
 	}
 	return nil

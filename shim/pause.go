@@ -26,6 +26,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -250,8 +251,7 @@ func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContai
 		a.MoveError = "nvidia-shimctl is of another version than the shim"
 	}
 	if a.MoveError != "" {
-		err := fmt.Errorf("nvidia: cannot %s the GPUs of container %s: %s", what, id, a.MoveError)
-		return &classified{err, errdefs.ErrFailedPrecondition}
+		return verdict.Precondition("cannot %s the GPUs of container %s: %s", what, id, a.MoveError)
 	}
 	log.G(ctx).WithFields(log.Fields{"id": id, "processes": *a.Moved, "took": time.Since(start).String()}).Infof("nvidia: %s GPUs", what)
 	return nil
@@ -345,8 +345,7 @@ func usesGPU(ctx context.Context, pid int, majors []uint32, limit *int) (bool, e
 		names, err := dir.Readdirnames(512)
 		for _, name := range names {
 			if *limit--; *limit < 0 { // guard: shim: descriptors limited
-				err := fmt.Errorf("nvidia: the container's processes have more than %d open files", maxDescriptors)
-				return false, &classified{err, errdefs.ErrFailedPrecondition}
+				return false, verdict.Precondition("the container's processes have more than %d open files", maxDescriptors)
 			}
 			// DONT_SYNC: the file may be on a file system whose server does not answer.
 			var st unix.Statx_t

@@ -10,10 +10,10 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/errdefs"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -43,7 +43,7 @@ func (s *Service) place(ctx context.Context, id, text string) error {
 	}
 	to, err := placement(text, c.gpus, c.held)
 	if err != nil {
-		return &classified{fmt.Errorf("nvidia: container %s: GPU %s: %w", id, request.Quote(text), err), errdefs.ErrInvalidArgument}
+		return verdict.Invalid("container %s: GPU %s: %w", id, request.Quote(text), err)
 	}
 	c.placement = to
 	s.update(id, c)

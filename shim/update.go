@@ -16,21 +16,20 @@ import (
 // SkipDevices), but crun would remove the GPUs. Annotations say where the next Resume moves GPU
 // memory, and limit it.
 func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
-	if limitsMemory(r.Annotations) {
-		if err := s.limit(ctx, r.ID, r.Annotations); err != nil {
-			return nil, toGRPC(err)
-		}
-		if r.Resources == nil {
-			return &emptypb.Empty{}, nil
-		}
+	limits := limitsMemory(r.Annotations)
+	text, places := r.Annotations[gpuinject.AnnotationResumeGPU]
+	var err error
+	if limits {
+		err = s.limit(ctx, r.ID, r.Annotations)
 	}
-	if text, ok := r.Annotations[gpuinject.AnnotationResumeGPU]; ok {
-		if err := s.place(ctx, r.ID, text); err != nil {
-			return nil, toGRPC(err)
-		}
-		if r.Resources == nil {
-			return &emptypb.Empty{}, nil
-		}
+	if err == nil && places {
+		err = s.place(ctx, r.ID, text)
+	}
+	switch {
+	case err != nil:
+		return nil, toGRPC(err)
+	case (limits || places) && r.Resources == nil:
+		return &emptypb.Empty{}, nil
 	}
 	r.Resources = withoutDevices(r.Resources)
 	return s.TTRPCTaskService.Update(ctx, r)
