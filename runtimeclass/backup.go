@@ -10,7 +10,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// edit plans the new text of a configuration and a backup of the original.
 func (p *Plan) edit(f edited) error {
 	p.Handler, p.configFile = f.handler, f.name
 	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
@@ -41,7 +40,6 @@ func sameContent(a, b []byte) bool {
 	return false
 }
 
-// restore plans the removal of an installation from a configuration.
 func (p *Plan) restore(f configFile) error {
 	if bytes.Equal(f.text, f.original) {
 		return nil

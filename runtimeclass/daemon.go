@@ -11,7 +11,6 @@ import (
 // registrars are in the order in which they are found on a host and reported.
 var registrars = []registrar{k3s, rke2, kind{}, docker{}, containerd{}}
 
-// find returns the registrar of a daemon.
 func find(name string) (registrar, error) {
 	i := slices.IndexFunc(registrars, func(r registrar) bool { return r.daemon().Name == name })
 	if i < 0 {

@@ -180,7 +180,6 @@ func (h Host) RefuseDocker(config string) error {
 	return nil
 }
 
-// dockerRuntimes returns the runtimes in a daemon.json that start this shim.
 func dockerRuntimes(config map[string]any) map[string]Runtime {
 	list := map[string]Runtime{}
 	runtimes := tomledit.Table(config, "runtimes")

@@ -90,7 +90,6 @@ func (p *Plan) register(o Options) error {
 	return err
 }
 
-// unregister plans the removal of a registration from all files except one.
 func (p *Plan) unregister(o Options, but string) error {
 	files, err := p.registrar.files(p, o, but)
 	for _, f := range files {

@@ -174,7 +174,6 @@ func (h Host) k3sTaken(d distribution, generated []tomlFile, handler string) str
 	return ""
 }
 
-// k3sFile returns the file to register in.
 func (p *Plan) k3sFile(d distribution, generated tomlFile) string {
 	template := path.Join(d.dir(), templateV3)
 	drop := generated.dropIn()

@@ -77,7 +77,6 @@ func (p Plan) Changed() bool {
 	return len(p.changing(hosttree.DaemonConfig)) > 0 || slices.Contains(p.changing(hosttree.Link), cdiHookLink)
 }
 
-// changing returns the paths of the files of a kind that change.
 func (p Plan) changing(kind hosttree.Kind) []string {
 	paths := []string{}
 	for _, c := range p.Changes {
@@ -238,7 +237,6 @@ type registrar interface {
 	byHand(p *Plan, o Options) []string
 }
 
-// placed is a file that installations wrote.
 type placed struct {
 	Path   string        `json:"path"`
 	Kind   hosttree.Kind `json:"kind"`
@@ -263,7 +261,6 @@ type configFile struct {
 	text, original []byte
 }
 
-// edited is a configuration to which a handler was added.
 type edited struct {
 	configFile
 	after   []byte

@@ -59,7 +59,6 @@ func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 	return nil, nil
 }
 
-// loadRecord reads the record; it returns nil if there is none.
 func (h Host) loadRecord() (record []placed, err error) {
 	text, err := h.ReadOwned(RecordPath)
 	if err != nil || text == nil {
@@ -71,7 +70,6 @@ func (h Host) loadRecord() (record []placed, err error) {
 	return record, nil
 }
 
-// recorded reports whether a daemon's configuration is in the record.
 func (p *Plan) recorded(name string) bool {
 	return slices.ContainsFunc(p.installed, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
 }

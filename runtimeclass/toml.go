@@ -80,7 +80,6 @@ func (h Host) fileOf(files []tomlFile, name string) (tomlFile, error) {
 	return f, nil
 }
 
-// registerInTOML adds the handlers to one of a daemon's configuration files.
 func (p *Plan) registerInTOML(o Options, list handlers, files []tomlFile, name string, form Runtime) (none edited, err error) {
 	p.byDefault = list.byDefault
 	f, err := p.Host.fileOf(files, name)

@@ -212,7 +212,6 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 // maxExternal bounds the mounts that CRIU is told about. A view has a few hundred.
 const maxExternal = 4096
 
-// mountsBelow returns the mount points below dir that a process sees.
 func mountsBelow(process, dir string) (list []string, err error) {
 	f, err := os.Open("/proc/" + process + "/mountinfo")
 	if err != nil {

@@ -119,7 +119,6 @@ func (c startCommand) params(input []byte) (*bootapi.BootstrapParams, error) {
 	return params, params.AddExtension(&message)
 }
 
-// replaceStdin makes input the standard input of this process.
 func replaceStdin(input []byte) error {
 	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
 	if err == nil {

@@ -271,7 +271,6 @@ func refuseLimits(err error, limits []memlimit.Limit) error {
 	return &verdict.Error{Kind: kind, Err: fmt.Errorf("%q limits GPU memory: %w%s, or remove it", limits[0].From, err, fix)}
 }
 
-// limitsMemory reports whether an update is about limits.
 func limitsMemory(annotations map[string]string) bool {
 	_, limit := annotations[memlimit.AnnotationLimit]
 	_, request := annotations[memlimit.AnnotationRequest]

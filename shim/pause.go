@@ -288,7 +288,6 @@ func (s *Service) processes(ctx context.Context, id string) (list []procfs.ID, e
 	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !slices.Contains(pids, p.PID) }), err
 }
 
-// pids returns the PIDs of the container's processes.
 func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
 	resp, err := s.Pids(ctx, &taskapi.PidsRequest{ID: id})
 	if err != nil {

@@ -114,7 +114,6 @@ func usedGPUs(held probe.Memory) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// names lists GPUs for messages.
 func names(gpus []gpuinject.PlanGPU) string {
 	var list []string
 	for _, g := range gpus {

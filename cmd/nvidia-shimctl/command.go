@@ -89,7 +89,6 @@ func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
 	return nil
 }
 
-// podFlag returns the two names of --pod.
 func podFlag(c *cli.Command) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(c.String("pod"), "/")
 	if !ok || namespace == "" || name == "" {

@@ -8,7 +8,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
-// addExamples adds examples to a command's --help.
 func addExamples(c *cli.Command) {
 	c.Description = strings.TrimSpace(c.Description + "\n\nExamples:\n\n    " + strings.Join(examples[c.Name], "\n    "))
 }

@@ -27,7 +27,6 @@ func planner(c *cli.Command) preview.Planner {
 	return preview.Planner{Config: loader(c), Ask: probe.ForContainer(asker(c))}
 }
 
-// envFlag returns the variables of --env.
 func envFlag(c *cli.Command) ([]string, error) {
 	for _, v := range c.StringSlice("env") {
 		if !strings.Contains(v, "=") {

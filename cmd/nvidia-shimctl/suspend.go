@@ -26,7 +26,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// taskCall is a call to a container's Task service.
 type taskCall func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error
 
 func suspendCommand() *cli.Command {

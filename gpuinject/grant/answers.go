@@ -105,13 +105,11 @@ func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask ques
 	a.kubelet.Set, a.kubelet.SetErr = set, err
 }
 
-// isFault reports whether an error means that a device is faulty.
 func isFault(err error) bool {
 	var fault *device.FaultError
 	return errors.As(err, &fault)
 }
 
-// choose resolves the ids of a request.
 func (g *Grant) choose(h host.Host, r request.Request, a answers) {
 	g.Request, g.choices = r, nil
 	for _, id := range r.Devices {

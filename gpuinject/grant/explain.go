@@ -11,7 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// decideAllowed records what the container may have.
 func (g *Grant) decideAllowed() {
 	what := cmp.Or(g.May.Set.String(), "none")
 	if g.May.All {

@@ -89,7 +89,6 @@ func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, kind devnode.Clas
 	return nil
 }
 
-// addClass adds the nodes of a class, and the reason why the container gets them.
 func (n *Nodes) addClass(class devnode.Class, nodes []device.Node, reason string) {
 	n.Decide(class.Name, "given", "%s", reason)
 	n.Classes = append(n.Classes, class.Name)

@@ -194,7 +194,6 @@ func (f *found) mkdir(base string) error {
 	return f.adoptName(base, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR, 0o755)
 }
 
-// symlink makes a link base in f.
 func (f *found) symlink(base, target string) error {
 	if err := unix.Symlinkat(target, f.fd, base); err != nil || f.isOurs() {
 		return err

@@ -44,7 +44,6 @@ func ReadELF(r io.ReaderAt, size int64) (ELF, error) {
 	return e, nil
 }
 
-// segment is a program header.
 type segment struct {
 	typ                elf.ProgType
 	off, vaddr, filesz uint64

@@ -74,7 +74,6 @@ func ParseCache(data []byte) (*Cache, error) {
 	return c, nil
 }
 
-// parser reads one cache file.
 type parser struct {
 	file     string // all of it: base of the extension's offsets
 	cache    string // from the new magic on: base of the entries' offsets

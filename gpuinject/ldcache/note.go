@@ -53,7 +53,6 @@ func (f *elfReader) compatNote() (*CompatNote, error) {
 	return nil, nil
 }
 
-// section reads the content of the section with this header.
 func (f *elfReader) section(header []byte, limit uint64) ([]byte, error) {
 	return f.bytes(f.word(header[f.pick(24, 16):]), f.word(header[f.pick(32, 20):]), limit)
 }

@@ -28,7 +28,6 @@ type elfReader struct {
 	phnum, shnum, strx int
 }
 
-// bytes reads n bytes at off.
 func (f *elfReader) bytes(off, n, limit uint64) ([]byte, error) {
 	if n > limit { // guard: parsers: size of ELF parts
 		return nil, fmt.Errorf("%d bytes, limit %d", n, limit)

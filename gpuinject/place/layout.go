@@ -19,7 +19,6 @@ const (
 	viewXorg  = "xorg"
 )
 
-// layOut lays out the driver's files in a view.
 func layOut(files driver.Files) view.Spec {
 	spec := view.Spec{Driver: files.Key()}
 	for _, l := range files.Libraries {

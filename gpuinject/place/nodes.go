@@ -15,7 +15,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// nodeOptions are the mount options for the bind mount of a device node.
 var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"} // guard: view: options of nodes
 
 // ClassFiles returns the files of the host that go with the classes, if the host has them. They are
@@ -43,7 +42,6 @@ func ClassFiles(c Container, classes []string, log *verdict.Log) (files []driver
 	return files
 }
 
-// addNodes adds the device nodes, their rules and their groups.
 func addNodes(c Container, list []device.Node) (ch Changes, err error) {
 	e, userns := &ch.Edits, c.Input.Container.UserNamespace
 	var nodes []specs.LinuxDevice

@@ -158,7 +158,6 @@ func (r RootFS) CacheMountPoint() string {
 	return at
 }
 
-// isBind reports whether a mount is a bind.
 func isBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }

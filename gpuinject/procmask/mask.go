@@ -112,7 +112,6 @@ func fill(mfd int, files []File) error {
 	return nil
 }
 
-// write makes one file.
 func write(mfd int, f File) error {
 	fd, err := unix.Openat(mfd, f.Path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444)
 	if err != nil {

@@ -55,7 +55,6 @@ func split(value string) iter.Seq[string] {
 	}
 }
 
-// isBlank reports whether a comma-separated list has no items.
 func isBlank(value string) bool {
 	for range split(value) {
 		return false
@@ -144,7 +143,6 @@ func (l *list) addOther(vendor, kind, name, item string) error {
 	return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s)", Quote(item), strings.Join(kinds, ", "))
 }
 
-// empty reports whether the list names nothing.
 func (l list) empty() bool { return len(l.items) == 0 }
 
 // onlyForeign reports whether the list names devices of other vendors and nothing else.

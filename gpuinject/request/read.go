@@ -103,7 +103,6 @@ func Read(spec *bundle.Spec) Input {
 	return s
 }
 
-// ofContract reports whether a variable belongs to the contract.
 func ofContract(name string) bool {
 	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, config.SwarmPrefix)
 }

@@ -55,7 +55,6 @@ func (g Group) String() string {
 	return strings.Join(texts, ",")
 }
 
-// isAbout reports whether a term of the expression is about a property.
 func (e Expression) isAbout(property string) bool {
 	return slices.ContainsFunc(slices.Concat(e...), func(t term) bool { return t.property == property })
 }
@@ -85,7 +84,6 @@ func Parse(text string) (Expression, error) {
 	return e, nil
 }
 
-// operatorRunes are the characters of operators.
 const operatorRunes = "<>=!"
 
 func parseTerm(text string) (term, error) {

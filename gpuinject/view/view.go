@@ -54,7 +54,6 @@ func hash(data []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// viewDir returns the directory of all views.
 func viewDir(stateDir string) string { return filepath.Join(stateDir, "view") }
 
 // Path returns where the view for spec is, or would be.
@@ -130,7 +129,6 @@ func makePrivate(dir string) error {
 // IsMounted reports whether the view at root, a result of Path, is there.
 func IsMounted(root string) bool { return mounted(root) }
 
-// unmount removes every mount on dir.
 func unmount(dir string) error {
 	for mounted(dir) {
 		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {

@@ -68,7 +68,6 @@ func write(path string, data []byte, finish func(fd int) error) error {
 	return nil
 }
 
-// create makes a file whose name begins with prefix.
 func create(prefix string) (name string, fd int, err error) {
 	for range 100 {
 		name = prefix + strconv.FormatUint(rand.Uint64(), 36)

@@ -61,7 +61,6 @@ func checkDocker(ctx context.Context, n *node) []Finding {
 	return fine("dockerd %s reads the runtimes of %s", v, n.file)
 }
 
-// dockerFeatures returns the features that daemon.json sets.
 func (n *node) dockerFeatures() (map[string]bool, error) {
 	var config struct {
 		Features map[string]bool `json:"features"`

@@ -47,7 +47,6 @@ type node struct {
 	hostErr error
 }
 
-// inspect reads what several checks need.
 func inspect(ctx context.Context, o Options) *node {
 	n := &node{Options: o, path: runtimeclass.ServicePath}
 	n.Configs = map[string]string{}
@@ -118,7 +117,6 @@ func (n *node) readDaemon(p procfs.Process) {
 	n.file = cmp.Or(n.file, runtimeclass.ConfigFlag(p.Args))
 }
 
-// host returns the files of the node.
 func (n *node) host() runtimeclass.Host {
 	return runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}, Daemon: n.version}
 }

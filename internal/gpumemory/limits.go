@@ -40,7 +40,6 @@ type record struct {
 
 func (r record) name() string { return fmt.Sprintf("gpu-memory-%d.json", r.Inode) }
 
-// records returns all records of this host.
 func (h Host) records() (list []record) {
 	names, _ := filepath.Glob(filepath.Join(h.State.Dir(), "gpu-memory-*.json"))
 	for _, name := range names {
@@ -52,7 +51,6 @@ func (h Host) records() (list []record) {
 	return list
 }
 
-// of returns the records of a container.
 func (h Host) of(namespace, id string) []record {
 	return slices.DeleteFunc(h.records(), func(r record) bool { return r.Namespace != namespace || r.ID != id })
 }
@@ -146,7 +144,6 @@ func (h Host) takeBack(r record) error {
 	return nil
 }
 
-// clear takes away the limits of a cgroup.
 func (h Host) clear(r record) error {
 	dir, err := r.Open()
 	if err != nil {
@@ -215,7 +212,6 @@ func (h Host) Sweep() (failed []error) {
 	return failed
 }
 
-// hasShim reports whether the shim of a container runs.
 func hasShim(r record) bool {
 	now, err := procfs.Host.ID(r.Shim.PID)
 	return err == nil && now == r.Shim || err != nil && !procfs.HasEnded(err)

@@ -120,7 +120,6 @@ func (t Tree) Apply(c Change) error {
 	return named(write(dir, c), t.Real(c.Path))
 }
 
-// write makes a change in its directory.
 func write(dir *os.File, c Change) error {
 	name := below(dir, c.Path)
 	switch c.Kind {

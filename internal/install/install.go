@@ -73,7 +73,6 @@ func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *t
 	return plan, report, err
 }
 
-// addCDI adds the CDI specification to the options.
 func (i *Installer) addCDI() error {
 	if i.CDIFile == "" {
 		return nil

@@ -96,7 +96,6 @@ func removeState(dir string) error {
 	return err
 }
 
-// registered returns the registrations to remove.
 func (i Installer) registered() ([]runtimeclass.Options, error) {
 	list, err := runtimeclass.Registered(i.Host, i.Options)
 	list = slices.DeleteFunc(list, func(r runtimeclass.Options) bool {

@@ -223,7 +223,6 @@ func (c *checkpointer) text(function string, rc int) string {
 	return text
 }
 
-// ended reports whether the process has ended.
 func (p cudaProcess) ended() bool {
 	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)

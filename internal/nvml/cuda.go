@@ -50,7 +50,6 @@ func cudaFacts(host config.Host) (f device.Facts, err error) {
 	return f, err
 }
 
-// openCUDA loads libcuda.
 func openCUDA(path string) (unsafe.Pointer, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))

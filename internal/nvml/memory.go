@@ -36,7 +36,6 @@ func SetMemory(host config.Host, q probe.Questions) (use []probe.MemoryUse, err 
 	return use, nil
 }
 
-// isNone reports whether a limit limits nothing.
 func isNone(l probe.MemoryLimit) bool { return l.Soft == 0 && l.Hard == probe.NoMemoryLimit }
 
 // ReadMemory returns the limits of the cgroup for the GPUs q.ReadMemory, without those for which the
@@ -251,7 +250,6 @@ var causes = map[nvml.Return]error{
 	nvml.ERROR_OPERATING_SYSTEM: probe.ErrNoController,
 }
 
-// failure returns the error of a call.
 func (l limited) failure(what string, ret nvml.Return) error {
 	if cause := causes[ret]; cause != nil {
 		return fmt.Errorf("%s: %s: %w (NVML: %s)", l.name, what, cause, text(ret))

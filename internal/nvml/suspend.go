@@ -51,7 +51,6 @@ func Suspend(host config.Host, q probe.Questions) (moved []int, memory probe.Mem
 	return moved, memory, err
 }
 
-// addUsed adds the GPU memory of the processes.
 func addUsed(host config.Host, q probe.Questions, memory probe.Memory) error {
 	return eachUse(host, q, func(d gpuDevice, p Process) error {
 		if p.Memory == nil { // guard: probe: memory known

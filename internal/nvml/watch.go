@@ -152,7 +152,6 @@ func (w *watcher) wait(interval time.Duration) {
 	}
 }
 
-// note keeps the number of an Xid.
 func (w *watcher) note(e nvml.EventData) {
 	i := slices.IndexFunc(w.gpus, func(g watched) bool { return g.device != nil && g.device == e.Device })
 	if i < 0 || e.EventType != nvml.EventTypeXidCriticalError {

@@ -147,7 +147,6 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	return a, failure(status, string(stderr))
 }
 
-// command returns the command that runs the program.
 func command(path string, stdin, stdout *os.File, stderr io.Writer) *exec.Cmd {
 	cmd := exec.Command(path, "probe", "--questions")
 	cmd.Args[0] = version.Ctl          // as shown in process lists

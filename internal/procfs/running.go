@@ -156,7 +156,6 @@ func (f FS) first() string {
 // in an unknown one.
 func (f FS) InOtherPIDNamespace(pid int) bool { return !f.sharesNamespace(pid, "self", "pid") }
 
-// sharesNamespace reports whether a process is in the same namespace of this kind as another one.
 func (f FS) sharesNamespace(pid int, other, kind string) bool {
 	want, err1 := os.Readlink(filepath.Join(string(f), other, "ns", kind))
 	theirs, err2 := os.Readlink(f.Path(pid, "ns/"+kind))

@@ -9,7 +9,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 )
 
-// counters count events.
 type counters struct {
 	creations, refusals   *prometheus.CounterVec
 	coldViews, probes     prometheus.Counter

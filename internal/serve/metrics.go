@@ -55,7 +55,6 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prefix+name, help, labels, nil)
 }
 
-// collector reads the present state.
 type collector struct{ *Server }
 
 // Describe describes nothing: which metrics there are is known only when they are collected.

@@ -175,7 +175,6 @@ func number[T uint32 | uint64](v *T) string {
 	return fmt.Sprint(*v)
 }
 
-// printMesos prints the flags of a Mesos agent.
 func printMesos(w io.Writer, host *status.Status) error {
 	info := newDockerInfo(host)
 	var uuids []string

@@ -39,7 +39,6 @@ func (s *Status) Print(o *term.Output) {
 	s.printProcesses(o)
 }
 
-// printSensors shows what the GPUs report of themselves, if they do.
 func (s *Status) printSensors(o *term.Output) {
 	t := o.Table("GPU", "TEMP", "POWER", "ECC ERRORS", "LAST XID")
 	rows := 0

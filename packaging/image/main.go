@@ -80,7 +80,6 @@ func write(out, name, version, revision string, arches []string) error {
 	return file.Close()
 }
 
-// build makes the image of one architecture.
 func build(dir, arch, version, revision string, created time.Time) (v1.Image, error) {
 	var text bytes.Buffer
 	w := tar.NewWriter(&text)
@@ -130,7 +129,6 @@ func build(dir, arch, version, revision string, created time.Time) (v1.Image, er
 	return mutate.ConfigFile(image, config)
 }
 
-// add adds a file to an archive.
 func add(w *tar.Writer, from, to string, mode int64, created time.Time) error {
 	data, err := os.ReadFile(from)
 	if err != nil {

@@ -47,7 +47,6 @@ func readCapability(cfg config.Host, name string) (Capability, error) {
 	return c, nil
 }
 
-// migDevices are the MIG devices of a GPU.
 type migDevices struct {
 	usable []Instance
 	faulty []MIGFault

@@ -280,7 +280,6 @@ func (inv Inventory) match(id string, facts Facts) []Instance {
 	return slices.DeleteFunc(inv.Annotate(inv.MIG, facts), func(in Instance) bool { return !in.isNamed(id) })
 }
 
-// matchFaulty returns the faulty MIG devices that id names.
 func (inv Inventory) matchFaulty(id string, facts Facts) []MIGFault {
 	var list []MIGFault
 	for _, f := range inv.FaultyMIG {

@@ -150,7 +150,6 @@ var binaryKinds = []Binary{
 // library.
 var expectedPrograms = []string{"nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
-// dataKind is a data file.
 type dataKind struct {
 	// dest is the directory of the image that dir goes below; dir is below one of dataDirs on the
 	// host.
@@ -199,7 +198,6 @@ var dataKinds = []dataKind{
 		needs: []string{"libOpenCL.so.1", "/usr/local/cuda/lib64/libOpenCL.so.1"}},
 }
 
-// eglPlatform is the file of an external platform of EGL.
 func eglPlatform(name, library string) dataKind {
 	const dir = "egl/egl_external_platform.d"
 	return dataKind{dest: "/usr/share", dir: dir, names: []string{name}, ordered: true, capabilities: graphics,

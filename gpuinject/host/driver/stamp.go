@@ -41,7 +41,6 @@ func newStamp(name string, st unix.Stat_t) Stamp {
 	}
 }
 
-// sumOf returns a checksum of stamps.
 func sumOf(stamps []Stamp) string {
 	var text []byte
 	for _, s := range stamps {
