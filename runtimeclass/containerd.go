@@ -20,7 +20,7 @@ func (containerd) daemon() Daemon {
 		Signs:       slices.Concat([]string{"/kind/version"}, inServicePath("containerd"), []string{DefaultContainerdConfig}),
 		Programs:    inServicePath("containerd"),
 		ProgramDirs: []string{"/opt/bin", "/var/lib/k0s/bin", "/snap/microk8s/current/bin"},
-		Version:     "2.1.4",
+		Version:     "2.1.4", Units: []string{"containerd"}, State: "/run/containerd",
 	}
 }
 
@@ -116,8 +116,8 @@ func (containerd) register(p *Plan, o Options) (none edited, err error) {
 	return p.registerInTOML(o, list, files, target, form)
 }
 
-func (containerd) restart(Host, bool) Restart {
-	return Restart{Verb: "restart", Units: []string{"containerd"}}
+func (c containerd) restart(Host, bool) Restart {
+	return Restart{Verb: "restart", Units: c.daemon().Units}
 }
 
 // byHand returns what files found, or for another daemon all that the configuration has.

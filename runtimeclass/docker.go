@@ -30,6 +30,7 @@ func (docker) daemon() Daemon {
 		Name: Docker, Title: "Docker", Process: "dockerd", Config: DefaultDockerConfig, Uses: Containerd, GPUsFlag: true,
 		Signs:    append(inServicePath("dockerd"), DefaultDockerConfig),
 		Programs: inServicePath("dockerd"), Version: "29.0.1",
+		Units: []string{"docker"}, State: "/run/docker/containerd/daemon",
 	}
 }
 
@@ -122,8 +123,8 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 	return f, err
 }
 
-func (docker) restart(_ Host, removed bool) Restart {
-	r := Restart{Verb: "reload", Units: []string{"docker"}, stops: "containers stop, unless Docker has live-restore"}
+func (d docker) restart(_ Host, removed bool) Restart {
+	r := Restart{Verb: "reload", Units: d.daemon().Units, stops: "containers stop, unless Docker has live-restore"}
 	if removed { // a reload removes neither a runtime nor a default
 		r.Verb = "restart"
 	}

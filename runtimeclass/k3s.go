@@ -47,6 +47,7 @@ func (d distribution) daemon() Daemon {
 		Name: d.name, Title: d.title, Process: d.name, Config: path.Join(d.dir(), "config.toml"), Generated: true, IsContainerd: true,
 		Signs:    []string{path.Join(d.home(), "server/tls"), path.Join(d.home(), "agent")},
 		Programs: d.programs, ProgramDirs: d.dirs,
+		Units: d.units, State: "/run/k3s/containerd", Log: path.Join(d.home(), "agent/containerd/containerd.log"),
 	}
 }
 

@@ -185,6 +185,11 @@ type Daemon struct {
 	// IsContainerd is true if it is a containerd or brings one: it has containerd's versions, its
 	// runtimes are in a configuration of containerd, and a kubelet can use it.
 	IsContainerd bool
+	// Units are its systemd units, one of which runs on a host; none for a daemon that is no service.
+	Units []string
+	// State is the state directory of its containerd by default, and Log the file with the log of
+	// that; "" if systemd's journal has it.
+	State, Log string
 	// Uses is the daemon of the host that it may run containers with; "" if there is none.
 	Uses string
 	// GPUsFlag is true if its client has the flag --gpus.

@@ -42,12 +42,12 @@ func unpack(t *testing.T, name string) map[string]string {
 	}
 }
 
-// sources replaces journalctl and the pattern of the distributions' logs, and adds files.
+// sources replaces journalctl and the log of a distribution, and adds files.
 func sources(t *testing.T, program, logs string, files ...string) {
 	t.Helper()
 	before := reportSources
 	t.Cleanup(func() { reportSources = before })
-	reportSources = report.Sources{Files: append(slices.Clone(before.Files), files...), Journalctl: program, Logs: logs}
+	reportSources = report.Sources{Files: append(slices.Clone(before.Files), files...), Journalctl: program, Logs: []string{logs}}
 }
 
 func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
@@ -58,7 +58,7 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 	program := filepath.Join(dir, "journalctl")
 	testtree.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho 'msg=\"nvidia: injected'\necho 'msg=\"pulled with secret\"'\nenv\n"), 0o755))
 	write(t, filepath.Join(dir, "containerd.log"), "secret\n"+`error="failed to create shim task: nvidia: refused"`+"\n")
-	sources(t, program, filepath.Join(dir, "*.log"), dir+"/*/nvidia-shim.toml")
+	sources(t, program, filepath.Join(dir, "containerd.log"), dir+"/*/nvidia-shim.toml")
 	t.Setenv("TOKEN", ": nvidia: secret")
 	if !slices.Contains(report.Host.Files, runtimeclass.RecordPath) {
 		t.Error("the record of the installation is left out")

@@ -30,9 +30,10 @@ import (
 type Sources struct {
 	// Files are patterns of paths.
 	Files []string
-	// Journalctl is the program that prints containerd's log. Logs is the pattern of the files in
-	// which k3s and RKE2 keep that log.
-	Journalctl, Logs string
+	// Journalctl is the program that prints containerd's log. Logs are the files of daemons that keep
+	// it elsewhere.
+	Journalctl string
+	Logs       []string
 }
 
 // Host has the sources of this host.
@@ -41,7 +42,7 @@ var Host = Sources{
 		"/proc/version", "/proc/sys/kernel/hostname", "/etc/os-release", runtimeclass.RecordPath,
 	}, dropIns()...),
 	Journalctl: "/usr/bin/journalctl",
-	Logs:       "/var/lib/rancher/*/agent/containerd/containerd.log",
+	Logs:       logs(),
 }
 
 // dropIns returns patterns of the files that an installation adds to those of the daemons.
@@ -52,6 +53,15 @@ func dropIns() (patterns []string) {
 		}
 	}
 	return patterns
+}
+
+func logs() (files []string) {
+	for _, d := range runtimeclass.Daemons() {
+		if d.Log != "" {
+			files = append(files, d.Log)
+		}
+	}
+	return files
 }
 
 // maxLog is the size limit of a log file, in bytes. logLines is the number of lines kept of all
@@ -82,11 +92,11 @@ func (s Sources) Collect(ctx context.Context, config string, files Files) {
 // shimLog returns the last lines about the shim in containerd's log.
 func (s Sources) shimLog(ctx context.Context) ([]byte, error) {
 	text, err := s.journal(ctx)
-	names, _ := filepath.Glob(s.Logs)
-	for _, name := range names {
-		var more []byte
-		more, _, err = trusted.Read(name, maxLog)
-		text = append(text, more...)
+	for _, name := range s.Logs {
+		more, _, readErr := trusted.Read(name, maxLog)
+		if text = append(text, more...); !errors.Is(readErr, fs.ErrNotExist) {
+			err = readErr
+		}
 	}
 	var lines [][]byte
 	for line := range bytes.Lines(text) {
@@ -108,8 +118,13 @@ func (s Sources) journal(ctx context.Context) (text []byte, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, real, "--quiet", "--no-pager", "--lines=50000",
-		"--unit=containerd", "--unit=docker", "--unit=k3s", "--unit=k3s-agent", "--unit=rke2-server", "--unit=rke2-agent")
+	args := []string{"--quiet", "--no-pager", "--lines=50000"}
+	for _, d := range runtimeclass.Daemons() {
+		for _, unit := range d.Units {
+			args = append(args, "--unit="+unit)
+		}
+	}
+	cmd := exec.CommandContext(ctx, real, args...)
 	cmd.Env, cmd.WaitDelay = []string{"LC_ALL=C"}, time.Second
 	if text, err = cmd.Output(); err != nil {
 		err = fmt.Errorf("%s: %w", s.Journalctl, err)

@@ -20,10 +20,20 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// StateDirs are the state directories that containerd, k3s and Docker have by default.
-var StateDirs = []string{"/run/containerd", "/run/k3s/containerd", "/run/docker/containerd/daemon"}
+// StateDirs are the state directories that the containerds of the daemons have by default.
+var StateDirs = stateDirs()
+
+func stateDirs() (dirs []string) {
+	for _, d := range runtimeclass.Daemons() {
+		if d.State != "" && !slices.Contains(dirs, d.State) {
+			dirs = append(dirs, d.State)
+		}
+	}
+	return dirs
+}
 
 // tasksDir is where containerd keeps the bundles of its tasks, by namespace and id, below its state
 // directory.

@@ -352,3 +352,9 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
+
+func TestStateDirsAreThoseOfTheDaemons(t *testing.T) {
+	if want := []string{"/run/containerd", "/run/k3s/containerd", "/run/docker/containerd/daemon"}; !slices.Equal(StateDirs, want) {
+		t.Errorf("%q, want %q", StateDirs, want)
+	}
+}
