@@ -39,6 +39,9 @@ func Run(ctx context.Context) {
 			return
 		}
 	}
+	if socket := socketAt(socketDescriptor); socket != "" {
+		ctx = withStartLimit(ctx, socket, os.Exit)
+	}
 	ctrdshim.RunShim(ctx, m)
 }
 

@@ -55,6 +55,7 @@ func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.S
 	}
 	s := newService(embedded, events)
 	s.endUnused()
+	startLimit(ctx).Stop() // guard: shim: no end by the limit of a start
 	return s, nil
 }
 
@@ -124,12 +125,7 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 	return state.Status
 }
 
-// unusedLimit is how long a shim waits for its first Create, which containerd sends as soon as
-// `start` has answered.
-const unusedLimit = time.Minute
-
-// endUnused ends the shim after unusedLimit unless it is used by then. If containerd is interrupted
-// after `start` has started the shim, it does not know that shim.
+// endUnused ends the shim after unusedLimit unless it is used by then.
 func (s *Service) endUnused() {
 	time.AfterFunc(unusedLimit, func() {
 		s.mu.Lock()

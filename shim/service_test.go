@@ -535,26 +535,6 @@ func TestTheCgroupOfACreationThatIsGivenUpIsRemoved(t *testing.T) {
 	}
 }
 
-// containerd does not know a shim whose start it has interrupted.
-func TestAShimThatIsNeverUsedEnds(t *testing.T) {
-	dir := plainBundle(t, "{}")
-	for _, used := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			f := &fakeTasks{}
-			s, _ := serviceAround(f)
-			s.endUnused()
-			if time.Sleep(unusedLimit / 2); used {
-				_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
-				check(t, err)
-			}
-			time.Sleep(unusedLimit)
-			if synctest.Wait(); slices.Contains(f.calls, "shutdown") == used {
-				t.Errorf("used: %v, calls %v", used, f.calls)
-			}
-		})
-	}
-}
-
 func TestADeferredShutdownWaitsForTheLastCreateAndTheLastDelete(t *testing.T) {
 	dir := plainBundle(t, "{}")
 	synctest.Test(t, func(t *testing.T) {
@@ -629,13 +609,17 @@ func TestTheCgroupDriverFollowsTheCgroupPath(t *testing.T) {
 }
 
 // In a process of its own: the watcher of the embedded service goes on after its end.
-func TestMemoryIsLimited(t *testing.T) {
+func TestANewServiceHasItsLimits(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
 	ctx, sd := shutdown.WithShutdown(context.Background())
+	ctx = withStartLimit(ctx, "", func(int) {})
 	_, err := NewService(ctx, &publisher{}, sd)
 	check(t, err)
+	if startLimit(ctx).Stop() {
+		t.Error("a shim that has started ends by the limit of its start")
+	}
 	if limit := debug.SetMemoryLimit(-1); limit > 64<<20 {
 		t.Errorf("the limit is %d bytes", limit)
 	}
