@@ -74,7 +74,5 @@ func checkStale(c Container, h host.Host) error {
 // hasCapability reports whether the specification contains the device node of a MIG right.
 func hasCapability(c Container, h host.Host, right device.Capability) bool {
 	nodes, err := h.Nodes(device.Set{Manage: []device.Capability{right}}, nil, driver.Files{})
-	return err == nil && slices.ContainsFunc(nodes, func(n device.Node) bool {
-		return strings.HasPrefix(n.Path, "/dev/nvidia-caps/") && hasNode(c, n)
-	})
+	return err == nil && slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Path == right.Path() && hasNode(c, n) })
 }

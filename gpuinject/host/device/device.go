@@ -148,7 +148,9 @@ type Capability struct {
 	modify bool
 }
 
-// node returns the name of its node below /dev.
+// Path returns the path of its node in a container.
+func (c Capability) Path() string { return "/dev/" + c.node() }
+
 func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
