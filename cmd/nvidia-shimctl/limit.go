@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -48,23 +47,9 @@ func limitCommand() *cli.Command {
 
 // limitContainers changes the limits of the container id or, if it is empty, of those of the pod.
 func limitContainers(ctx context.Context, c *cli.Command, id string, annotations map[string]string) error {
-	source, err := readSource(c)
+	list, err := named(c, id, "container with a GPU", func(status.Record) bool { return true })
 	if err != nil {
 		return err
-	}
-	list := slices.DeleteFunc(source.Read(), func(r status.Record) bool {
-		if id == "" {
-			return r.PodNamespace+"/"+r.Pod != c.String("pod")
-		}
-		return !isNamed(r, id)
-	})
-	switch {
-	case len(list) == 0 && id == "":
-		return fmt.Errorf("pod %.256q has no container with a GPU", c.String("pod"))
-	case len(list) == 0:
-		return fmt.Errorf("no container %.256q has a GPU", id)
-	case len(list) > 1 && id != "":
-		return fmt.Errorf("%.256q is more than one container", id)
 	}
 	for _, r := range list {
 		err := callTask(ctx, r, func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {

@@ -144,28 +144,37 @@ func resumeAgain(ctx context.Context, suspended []status.Record, err error) erro
 
 // pausable finds the containers that the command line names.
 func pausable(c *cli.Command) ([]status.Record, error) {
+	// Skip containers that were suspended individually, or resumed before another one failed.
+	list, err := named(c, c.Args().First(), "container to "+c.Name+": see container.on-pause", func(r status.Record) bool {
+		return (r.SuspendsGPU || r.Suspended != nil) && (r.Suspended != nil) == (c.Name == "resume")
+	})
+	if err == nil && !list[0].SuspendsGPU && (c.Name == "suspend" || list[0].Suspended == nil) {
+		return nil, fmt.Errorf("container %s keeps its GPUs when it is paused: see container.on-pause, and create it again", list[0].ID)
+	}
+	return list, err
+}
+
+// named returns the container with this id, or, if it is empty, those of --pod that fit, of which
+// there is at least one. none says what the pod has none of.
+func named(c *cli.Command, id, none string, fits func(status.Record) bool) ([]status.Record, error) {
 	source, err := readSource(c)
 	if err != nil {
 		return nil, err
 	}
-	id, pod := c.Args().First(), c.String("pod")
+	pod := c.String("pod")
 	list := slices.DeleteFunc(source.Read(), func(r status.Record) bool {
-		if c.IsSet("pod") {
-			// Skip containers that were suspended individually, or resumed before another one
-			// failed.
-			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
+		if id == "" {
+			return r.PodNamespace+"/"+r.Pod != pod || !fits(r)
 		}
 		return !isNamed(r, id)
 	})
 	switch {
-	case len(list) == 0 && c.IsSet("pod"):
-		return nil, fmt.Errorf("pod %.256q has no container to %s: see container.on-pause", pod, c.Name)
+	case len(list) == 0 && id == "":
+		return nil, fmt.Errorf("pod %.256q has no %s", pod, none)
 	case len(list) == 0:
 		return nil, fmt.Errorf("no container %.256q has a GPU", id)
-	case len(list) > 1 && !c.IsSet("pod"):
+	case len(list) > 1 && id != "":
 		return nil, fmt.Errorf("%.256q is more than one container", id)
-	case !list[0].SuspendsGPU && (c.Name == "suspend" || list[0].Suspended == nil):
-		return nil, fmt.Errorf("container %s keeps its GPUs when it is paused: see container.on-pause, and create it again", list[0].ID)
 	}
 	return list, nil
 }

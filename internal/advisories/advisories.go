@@ -111,29 +111,6 @@ func Age(now time.Time) time.Duration {
 	return now.Sub(day)
 }
 
-// Markdown returns the table for a page, without a heading.
-func Markdown() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Sources read on %s.\n\n|Component|Advisory|Class|Effect|Fixed in|\n|---|---|---|---|---|\n", Reviewed)
-	for _, a := range Table {
-		effect, fixed := a.Effect, strings.Join(a.Fixed, ", ")
-		if effect == "" {
-			effect = "not published"
-		}
-		if len(a.Kernels) > 0 {
-			effect += fmt.Sprintf(", on kernels from %s to before %s", a.Kernels[0], a.Kernels[1])
-		}
-		if a.Since != "" {
-			fixed += "; not before " + a.Since
-		}
-		if len(a.Fixed) == 0 {
-			fixed = "no fixed version known"
-		}
-		fmt.Fprintf(&b, "|%s|[%s](%s)|%s|%s|%s|\n", a.Component, a.ID, a.Source, a.Class, effect, fixed)
-	}
-	return b.String()
-}
-
 // version parses a version of the table.
 func version(text string) semver.Version {
 	v, _ := semver.Parse(text) // a test parses all

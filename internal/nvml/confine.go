@@ -98,14 +98,9 @@ func passReservation(stateDir string) error {
 
 // IsConfined reports whether Confine was called for q in an earlier program of this process.
 func IsConfined(q probe.Questions) bool {
-	for capability := uintptr(0); ; capability++ {
-		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
-		if errors.Is(err, unix.EINVAL) { // beyond the last one
-			break
-		}
-		if err != nil || has == 1 && keptCapabilities(q)&(1<<capability) == 0 {
-			return false
-		}
+	bounding, err := boundingSet()
+	if err != nil || bounding&^keptCapabilities(q) != 0 {
+		return false
 	}
 	locked, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 	return err == nil && locked == 1
@@ -327,18 +322,29 @@ func attachTree(tree int, at string) error {
 	return nil
 }
 
-// dropCapabilities leaves the capabilities kept to the program that this thread executes: those of
-// root's program are in the bounding set (capabilities(7)).
-func dropCapabilities(kept uint64) error {
+// boundingSet returns the capabilities that programs of this thread can have.
+func boundingSet() (set uint64, err error) {
 	for capability := uintptr(0); ; capability++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) { // beyond the last one
-			break
+			return set, nil
 		}
 		if err != nil {
-			return os.NewSyscallError("prctl", err)
+			return set, err
 		}
-		if has == 1 && kept&(1<<capability) == 0 { // guard: probe: two capabilities
+		set |= uint64(has) << capability
+	}
+}
+
+// dropCapabilities leaves the capabilities kept to the program that this thread executes: those of
+// root's program are in the bounding set (capabilities(7)).
+func dropCapabilities(kept uint64) error {
+	bounding, err := boundingSet()
+	if err != nil {
+		return os.NewSyscallError("prctl", err)
+	}
+	for capability := range uintptr(64) {
+		if bounding&^kept&(1<<capability) != 0 { // guard: probe: two capabilities
 			if err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0); err != nil {
 				return fmt.Errorf("drop capability %d: %w", capability, err)
 			}
