@@ -341,19 +341,3 @@ func oursIn(config map[string]any) (names []string) {
 	}
 	return names
 }
-
-// withoutEmpty returns a copy of a table without empty tables.
-func withoutEmpty(table map[string]any) map[string]any {
-	out := map[string]any{}
-	for key, v := range table {
-		sub, ok := v.(map[string]any)
-		if ok {
-			sub = withoutEmpty(sub)
-			v = sub
-		}
-		if !ok || len(sub) > 0 {
-			out[key] = v
-		}
-	}
-	return out
-}

@@ -125,7 +125,7 @@ func Unchanged(text []byte) bool {
 // hasSettings reports whether a TOML file sets anything. One that cannot be read does.
 func hasSettings(text []byte) bool {
 	config, err := tomledit.Decode(text)
-	return err != nil || len(withoutEmpty(config)) > 0
+	return err != nil || len(tomledit.WithoutEmpty(config)) > 0
 }
 
 // installConfig plans the shim's configuration. A file with the same settings stays, and one

@@ -62,7 +62,7 @@ func takeOut(files []tomlFile, names []string) error {
 			continue
 		}
 		got, err := tomledit.Decode(text)
-		if err == nil && !reflect.DeepEqual(withoutEmpty(got), withoutEmpty(f.config)) {
+		if err == nil && !reflect.DeepEqual(tomledit.WithoutEmpty(got), tomledit.WithoutEmpty(f.config)) {
 			err = errors.New("the lines of others would change")
 		}
 		if err != nil {

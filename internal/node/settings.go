@@ -57,7 +57,7 @@ func (k *Keeper) configure(in *install.Installer) error {
 	ours := now == nil || runtimeclass.Unchanged(now)
 	follows := ours && bytes.Contains(now, []byte(fromNode))
 	inContainer := ours && tomledit.Table(have, "host")["driver-root"] == DriverContainer
-	if !asked && !ours && isSet(have) {
+	if !asked && !ours && len(tomledit.WithoutEmpty(have)) > 0 {
 		return nil
 	}
 	tables, header := map[string]any{}, fromNode
@@ -69,7 +69,7 @@ func (k *Keeper) configure(in *install.Installer) error {
 		tables = carried
 	case k.FromToolkit && ours: // the toolkit is gone; what it had set stays
 		tables = have
-	case !asked && isSet(have) && !follows:
+	case !asked && len(tomledit.WithoutEmpty(have)) > 0 && !follows:
 		tables, header = have, ""
 	}
 	settings, err := tomledit.Decode([]byte(k.Settings))
@@ -83,20 +83,10 @@ func (k *Keeper) configure(in *install.Installer) error {
 	}
 	text, err := toml.Marshal(tables)
 	in.WriteShimConfig, in.ShimSettings = true, ""
-	if isSet(tables) {
+	if len(tomledit.WithoutEmpty(tables)) > 0 {
 		in.ShimSettings = header + string(text)
 	}
 	return err
-}
-
-// isSet reports whether any table has a key.
-func isSet(tables map[string]any) bool {
-	for _, table := range tables {
-		if keys, ok := table.(map[string]any); !ok || len(keys) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // carryOver returns the settings of NVIDIA's toolkit, if they are wanted and its file is there, and

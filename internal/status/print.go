@@ -41,18 +41,13 @@ func (s *Status) Print(o *term.Output) {
 
 func (s *Status) printSensors(o *term.Output) {
 	t := o.Table("GPU", "TEMP", "POWER", "ECC ERRORS", "LAST XID")
-	rows := 0
 	for _, g := range s.GPUs {
 		if g.Sensors == nil || g.Sensors.Temperature == nil && g.Sensors.Power == nil {
 			continue
 		}
-		rows++
 		t.Row(term.Plain, strconv.Itoa(g.Index), g.Temperature(), g.Power(), g.ECC(), g.LastXid())
 	}
-	if rows > 0 {
-		o.Line(term.Plain, "")
-		t.Flush()
-	}
+	t.FlushRows()
 }
 
 func healthStyle(g *health.GPU) term.Style {
@@ -105,17 +100,12 @@ func (s *Status) printContainers(o *term.Output) {
 		o.Line(term.Plain, "MEMORY as the driver counts it for each container, on GPU "+counted)
 	}
 	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE")
-	rows := 0
 	for _, c := range s.Containers {
 		if c.Suspended != nil {
 			suspended.Row(term.Plain, c.Label(), size(&c.SuspendedMemory), c.Suspended.Format(time.DateTime))
-			rows++
 		}
 	}
-	if rows > 0 {
-		o.Line(term.Plain, "")
-		suspended.Flush()
-	}
+	suspended.FlushRows()
 }
 
 // counted lists the GPUs whose memory the driver counts for each container. For others MEMORY is the
@@ -171,17 +161,12 @@ func percent(v *uint32) string {
 
 func (s *Status) printProcesses(o *term.Output) {
 	t := o.Table("GPU", "PID", "USER", "MEMORY", "UTIL", "PROCESS", "CONTAINER")
-	rows := 0
 	for _, d := range s.devices() {
 		for _, p := range d.Processes {
 			t.Row(term.Plain, d.name, strconv.Itoa(p.PID), cmp.Or(p.User, none), size(p.Memory), percent(p.Utilization), p.Name, s.names(p.Container))
-			rows++
 		}
 	}
-	if rows > 0 {
-		o.Line(term.Plain, "")
-		t.Flush()
-	}
+	t.FlushRows()
 }
 
 // Label returns the pod of a container, its name in Docker, or its id.

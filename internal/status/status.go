@@ -128,11 +128,15 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 	if nvmlErr != nil {
 		s.NVMLError = nvmlErr.Error()
 	}
-	for _, gpu := range inventory.GPUs {
-		g := GPU{PlanGPU: gpuinject.NewPlanGPU(gpu), Model: gpu.Model, MIG: []MIG{}}
+	held := func(gpu device.GPU, fault string) GPU {
+		g := GPU{PlanGPU: gpuinject.NewPlanGPU(gpu), Model: gpu.Model, MIG: []MIG{}, Error: fault}
 		g.Containers = holders(records, func(r Record) bool {
 			return slices.ContainsFunc(r.plan.GPUs, func(p gpuinject.PlanGPU) bool { return p.PCI == gpu.BusID })
 		})
+		return g
+	}
+	for _, gpu := range inventory.GPUs {
+		g := held(gpu, inventory.FaultOf(gpu))
 		for _, in := range inventory.MIG {
 			if in.GPU != gpu.Index {
 				continue
@@ -145,18 +149,13 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 			})
 			g.MIG = append(g.MIG, m)
 		}
-		g.Error = inventory.FaultOf(gpu)
 		if nvmlErr == nil {
 			g.addLive(proc, records, live)
 		}
 		s.GPUs = append(s.GPUs, g)
 	}
 	for _, f := range inventory.Faulty {
-		g := GPU{PlanGPU: gpuinject.NewPlanGPU(f.GPU), Model: f.GPU.Model, MIG: []MIG{}, Error: f.Reason}
-		g.Containers = holders(records, func(r Record) bool {
-			return slices.ContainsFunc(r.plan.GPUs, func(p gpuinject.PlanGPU) bool { return p.PCI == f.GPU.BusID })
-		})
-		s.GPUs = append(s.GPUs, g)
+		s.GPUs = append(s.GPUs, held(f.GPU, f.Reason))
 	}
 	slices.SortFunc(s.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	devices := s.devices()

@@ -169,6 +169,14 @@ func (t *Table) Row(s Style, cells ...string) {
 	t.rows = append(t.rows, r)
 }
 
+// FlushRows prints an empty line and the table, or nothing if it has no rows.
+func (t *Table) FlushRows() {
+	if len(t.rows) > 1 {
+		t.o.print("")
+		t.Flush()
+	}
+}
+
 // Flush prints the table. On a terminal, cells that do not fit continue on further lines: nothing
 // is cut, since users copy names and ids from the screen.
 func (t *Table) Flush() {

@@ -44,3 +44,19 @@ func Merge(to, from map[string]any) {
 		to[key] = v
 	}
 }
+
+// WithoutEmpty returns a copy of a table without empty tables.
+func WithoutEmpty(table map[string]any) map[string]any {
+	out := map[string]any{}
+	for key, v := range table {
+		sub, ok := v.(map[string]any)
+		if ok {
+			sub = WithoutEmpty(sub)
+			v = sub
+		}
+		if !ok || len(sub) > 0 {
+			out[key] = v
+		}
+	}
+	return out
+}
