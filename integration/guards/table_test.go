@@ -293,7 +293,7 @@ var table = [][]string{
 		"unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)", "unix.EWOULDBLOCK"},
 	{"probe: empty environment", "TestQuestionsAndAnswers", `[]string{}, "/"`, `cmd.Environ(), "/"`},
 	{"probe: size of the answer", "TestAProgramThatDoesNotAnswerIsTheErrorOfEveryQuestion", "maxOutput", "1<<40"},
-	{"probe: size of the messages", "TestTheFirstOutputIsKept", "[:min(len(p), maxOutput-len(*f))]"},
+	{"probe: size of the messages", "TestTheFirstOutputIsKept", "[:min(len(p), f.Max-len(f.Text))]"},
 	{"probe: one process asks NVML", "TestOneProcessAsksNVML",
 		"_, err := os.Lstat(host.StateDir); err != nil || os.Geteuid() != 0", "true"},
 	{"probe: kubelet of root", "TestAServerOfAnotherUserIsNotBelieved"},

@@ -86,29 +86,19 @@ func isMissing(socket string) bool {
 // on a host: the next one finds the lock taken and gives up. An answer counts even if the process
 // cannot exit.
 func ask(program func() (string, error), start Start, q Questions) (a Answers, err error) {
-	path, err := program()
-	if err != nil {
-		return a, err
-	}
 	q.Wait = q.Ready != nil
-	stdin, err := QuestionsFile(q)
-	if err != nil {
-		return a, err
-	}
-	defer stdin.Close()
-	stdout, w, err := os.Pipe()
+	stderr := FirstOutput{Max: maxOutput}
+	cmd, stdout, begun, err := command(program, q, &stderr)
 	if err != nil {
 		return a, err
 	}
 	defer stdout.Close()
+	defer begun()
 	theirs, ready, err := os.Pipe()
 	if err != nil {
-		w.Close()
 		return a, err
 	}
 	defer ready.Close()
-	var stderr firstOutput
-	cmd := command(path, stdin, w, &stderr)
 	cmd.ExtraFiles = []*os.File{theirs} // ReadyFD
 	if q.Cgroup != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, q.Cgroup) // CgroupFD
@@ -119,7 +109,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	}
 	deadline := time.Now().Add(limit)
 	wait, err := start(cmd)
-	w.Close()
+	begun()
 	theirs.Close()
 	if err != nil {
 		return a, err
@@ -144,16 +134,31 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	case status == 0:
 		return a, fmt.Errorf("%s did not answer in JSON: %w", version.Ctl, decoded)
 	}
-	return a, failure(status, string(stderr))
+	return a, failure(status, string(stderr.Text))
 }
 
-func command(path string, stdin, stdout *os.File, stderr io.Writer) *exec.Cmd {
-	cmd := exec.Command(path, "probe", "--questions")
+// command returns the command that runs the program to ask q, and the pipe with its answers, which
+// the caller closes. The caller calls begun when the command has started, or has not.
+func command(program func() (string, error), q Questions, stderr io.Writer) (cmd *exec.Cmd, answers *os.File, begun func(), err error) {
+	path, err := program()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	stdin, err := QuestionsFile(q)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	answers, stdout, err := os.Pipe()
+	if err != nil {
+		stdin.Close()
+		return nil, nil, nil, err
+	}
+	cmd = exec.Command(path, "probe", "--questions")
 	cmd.Args[0] = version.Ctl          // as shown in process lists
 	cmd.Env, cmd.Dir = []string{}, "/" // guard: probe: empty environment
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	return cmd
+	return cmd, answers, func() { stdin.Close(); stdout.Close() }, nil
 }
 
 // failure returns the error of a program that has failed: its first line.
@@ -215,11 +220,14 @@ func ReadQuestions(stdin io.Reader) (q Questions, err error) {
 	return q, err
 }
 
-// firstOutput keeps the first maxOutput bytes that are written to it and never fails.
-type firstOutput []byte
+// FirstOutput keeps the first Max bytes that are written to it and never fails.
+type FirstOutput struct {
+	Max  int
+	Text []byte
+}
 
-func (f *firstOutput) Write(p []byte) (int, error) {
-	*f = append(*f, p[:min(len(p), maxOutput-len(*f))]...) // guard: probe: size of the messages
+func (f *FirstOutput) Write(p []byte) (int, error) {
+	f.Text = append(f.Text, p[:min(len(p), f.Max-len(f.Text))]...) // guard: probe: size of the messages
 	return len(p), nil
 }
 

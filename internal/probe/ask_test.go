@@ -156,14 +156,14 @@ func TestAHungProcessCostsTheTimeLimit(t *testing.T) {
 }
 
 func TestTheFirstOutputIsKept(t *testing.T) {
-	var f firstOutput
+	f := FirstOutput{Max: maxOutput}
 	for range 2 {
 		if n, err := f.Write(make([]byte, maxOutput-1)); n != maxOutput-1 || err != nil {
 			t.Errorf("wrote %d, %v", n, err)
 		}
 	}
-	if len(f) != maxOutput {
-		t.Errorf("%d bytes are kept", len(f))
+	if len(f.Text) != maxOutput {
+		t.Errorf("%d bytes are kept", len(f.Text))
 	}
 }
 

@@ -18,26 +18,16 @@ import (
 // returns why. Unless ctx has ended, it returns after the program has: a program that hangs in the
 // kernel cannot be killed, and a second one would hang as well.
 func Watch(ctx context.Context, program func() (string, error), q Questions, each func(Observation) error) error {
-	path, err := program()
-	if err != nil {
-		return err
-	}
 	q.Timeout = cmp.Or(q.Timeout, NVMLTimeout)
-	stdin, err := QuestionsFile(q)
-	if err != nil {
-		return err
-	}
-	defer stdin.Close()
-	stdout, w, err := os.Pipe()
+	stderr := FirstOutput{Max: maxOutput}
+	cmd, stdout, begun, err := command(program, q, &stderr)
 	if err != nil {
 		return err
 	}
 	defer stdout.Close()
-	var stderr firstOutput
-	cmd := command(path, stdin, w, &stderr)
 	cmd.WaitDelay = time.Second // for a process that it has started and that has its standard error
 	err = cmd.Start()
-	w.Close()
+	begun()
 	if err != nil {
 		return err
 	}
@@ -58,7 +48,7 @@ func Watch(ctx context.Context, program func() (string, error), q Questions, eac
 		return ctx.Err()
 	}
 	if status := cmd.ProcessState.ExitCode(); errors.Is(err, io.EOF) && status > 0 {
-		return failure(status, string(stderr))
+		return failure(status, string(stderr.Text))
 	}
 	return err
 }

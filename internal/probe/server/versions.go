@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os/exec"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 const (
@@ -20,23 +23,19 @@ const (
 func versions(ctx context.Context, programs []string) ([]string, error) {
 	var list []string
 	for _, program := range programs {
-		ctx, cancel := context.WithTimeout(ctx, versionTimeout)
-		defer cancel()
-		var output firstBytes
-		cmd := exec.CommandContext(ctx, program, "--version")
-		cmd.Env, cmd.Dir, cmd.Stdout, cmd.WaitDelay = []string{}, "/", &output, time.Second
-		if err := cmd.Run(); err != nil {
+		output := probe.FirstOutput{Max: maxVersion}
+		if err := printVersion(ctx, program, &output); err != nil {
 			return nil, fmt.Errorf("%s --version: %w", program, err)
 		}
-		list = append(list, string(bytes.TrimSpace(output)))
+		list = append(list, string(bytes.TrimSpace(output.Text)))
 	}
 	return list, nil
 }
 
-// firstBytes keeps the first maxVersion bytes that are written to it and never fails.
-type firstBytes []byte
-
-func (f *firstBytes) Write(p []byte) (int, error) {
-	*f = append(*f, p[:min(len(p), maxVersion-len(*f))]...)
-	return len(p), nil
+func printVersion(ctx context.Context, program string, output io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, "--version")
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.WaitDelay = []string{}, "/", output, time.Second
+	return cmd.Run()
 }
