@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // Fields of the device plugin API's messages
@@ -39,7 +41,7 @@ func answered(raw json.RawMessage) []string {
 		first, second := entryOf(value)
 		switch number {
 		case responseEnvs:
-			if first == "NVIDIA_VISIBLE_DEVICES" {
+			if first == request.EnvVisibleDevices {
 				names = append(names, strings.Split(second, ",")...)
 			}
 		case responseAnnotations:
@@ -51,7 +53,7 @@ func answered(raw json.RawMessage) []string {
 		case responseCDI:
 			names = appendCDI(names, first)
 		case responseMounts:
-			if dir, id := path.Split(path.Clean(first)); dir == "/var/run/nvidia-container-devices/" {
+			if dir, id := path.Split(path.Clean(first)); dir == request.DeviceListDir+"/" {
 				names = append(names, id)
 			}
 		}

@@ -60,7 +60,7 @@ func Open(dir string, readOnly bool) (*State, error) {
 		return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: parent, Err: err})
 	}
 	if err := trusted.Directory(&st); err != nil { // guard: root's files: state directory
-		return nil, fmt.Errorf("state directory %s: %s %w", dir, dir, err)
+		return nil, fmt.Errorf("state directory %s %w", dir, err)
 	}
 	if err := trusted.Parent(&above); err != nil { // guard: root's files: its parent
 		return nil, fmt.Errorf("state directory %s: %s %w", dir, parent, err)
