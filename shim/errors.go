@@ -20,21 +20,17 @@ type classified struct{ err, class error }
 func (e *classified) Error() string { return e.err.Error() }
 func (e *classified) Unwrap() error { return e.class }
 
+// classes are those of the kinds of refusals.
+var classes = map[verdict.Kind]error{
+	verdict.KindInternal: errdefs.ErrInternal, verdict.KindInvalid: errdefs.ErrInvalidArgument,
+	verdict.KindPrecondition: errdefs.ErrFailedPrecondition, verdict.KindDenied: errdefs.ErrPermissionDenied,
+}
+
 // toGRPC returns err with a gRPC code. Errors of gpuinject get theirs by kind.
 func toGRPC(err error) error {
 	var e *verdict.Error
 	if errors.As(err, &e) {
-		var class error = errdefs.ErrInternal
-		switch e.Kind {
-		case verdict.KindInvalid:
-			class = errdefs.ErrInvalidArgument
-		case verdict.KindPrecondition:
-			class = errdefs.ErrFailedPrecondition
-		case verdict.KindDenied:
-			class = errdefs.ErrPermissionDenied
-		case verdict.KindInternal:
-		}
-		err = &classified{err: err, class: class}
+		err = &classified{err: err, class: classes[e.Kind]}
 	}
 	return errgrpc.ToGRPC(err)
 }

@@ -108,12 +108,13 @@ func IsConfined(q probe.Questions) bool {
 
 // confineMounts changes the mounts of this thread's mount namespace.
 func confineMounts(host config.Host, q probe.Questions, keep []string) error {
+	cgroups := ""
 	if q.AsksMemory() {
-		mount, err := mountOf(q.CgroupPath)
-		if err != nil {
+		var err error
+		if cgroups, err = mountOf(q.CgroupPath); err != nil {
 			return err
 		}
-		keep = append(keep, mount)
+		keep = append(keep, cgroups)
 	}
 	// The mounts that follow must not propagate to the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil { // guard: probe: private mounts
@@ -141,26 +142,13 @@ func confineMounts(host config.Host, q probe.Questions, keep []string) error {
 			return err
 		}
 	}
-	if q.AsksMemory() {
-		if err := allowCgroups(q.CgroupPath); err != nil {
-			return err
+	if cgroups != "" { // NVML changes the files of the controller dmem, of the cgroup and of those above
+		if err := unix.MountSetattr(unix.AT_FDCWD, cgroups, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return fmt.Errorf("make the cgroups writable: %w", err)
 		}
 	}
 	ids := append(slices.Clone(q.Suspend), q.Resume...)
 	return confineProc(ids) // guard: probe: the container's processes alone
-}
-
-// allowCgroups makes the cgroups writable, in which NVML changes the files of the controller dmem:
-// those of the cgroup at path and of its ancestors.
-func allowCgroups(path string) error {
-	mount, err := mountOf(path)
-	if err == nil {
-		err = unix.MountSetattr(unix.AT_FDCWD, mount, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
-	}
-	if err != nil {
-		return fmt.Errorf("make the cgroups writable: %w", err)
-	}
-	return nil
 }
 
 // confineDev replaces /dev by a directory with NVIDIA's nodes in dev, and a few that every program

@@ -11,6 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// denied lists the system calls that start a program, make, rename, truncate or remove a file by
+// its name, change its owner or mode, mount, or load a module, and io_uring, which can do the same.
+var denied = slices.Concat(oldDenied, []uint32{
+	unix.SYS_EXECVE, unix.SYS_EXECVEAT,
+	unix.SYS_MKNODAT, unix.SYS_MKDIRAT, unix.SYS_LINKAT, unix.SYS_SYMLINKAT,
+	unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_UNLINKAT,
+	unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWN, unix.SYS_FCHOWNAT,
+	unix.SYS_IO_URING_SETUP, unix.SYS_TRUNCATE, unix.SYS_MOUNT, unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT,
+	unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN, unix.SYS_FSMOUNT, unix.SYS_FSPICK,
+	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE,
+})
+
 // useDevRoot makes the device nodes of host.dev-root those of the calling thread. The goroutine must
 // be locked to the thread and never unlock it.
 func useDevRoot(devRoot string) error {
