@@ -44,7 +44,7 @@ func (docker) runtimes(h Host, file string) (map[string]Runtime, error) {
 }
 
 func (docker) files(p *Plan, o Options, _ string) ([]configFile, error) {
-	file, _, err := p.readDocker(o.ConfigFile)
+	file, _, _, err := p.readDocker(o.ConfigFile)
 	return []configFile{file}, err
 }
 
@@ -69,7 +69,7 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 	if err := p.checkDocker(o); err != nil {
 		return none, err
 	}
-	file, config, err := p.readDocker(o.ConfigFile)
+	file, before, config, err := p.readDocker(o.ConfigFile)
 	if err != nil {
 		return none, err
 	}
@@ -88,7 +88,6 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 		runtimeType = r.shim()
 	}
 	p.note("Docker: runtimeType %q, without options: the shim derives the cgroup manager from the container's cgroup path", runtimeType)
-	before, _ := decodeJSON(file.text) // readDocker has decoded it before
 	now := dockerRuntimes(before)
 	if existing := runtimes[r.Handler]; existing != nil {
 		if _, own := now[r.Handler]; !r.Replace && !own {
@@ -103,7 +102,7 @@ func (docker) register(p *Plan, o Options) (none edited, err error) {
 			runtimes[name] = ours
 		}
 	}
-	if err := p.offerCDI(o, file.name, config); err != nil {
+	if err := p.offerCDI(o, file.name, before, config); err != nil {
 		return none, err
 	}
 	if r.Default && p.Host.Default != "" {
@@ -200,7 +199,7 @@ func dockerRuntime(runtimes map[string]any, name string) Runtime {
 // offerCDI sets what this dockerd needs for a CDI specification, or refuses what it cannot do. By
 // its sources, dockerd has CDI from 25.0 on, without features.cdi from 28.2 on, and resolves --gpus
 // by CDI from 29.0 on: earlier ones look for NVIDIA's nvidia-container-runtime-hook only.
-func (p *Plan) offerCDI(o Options, file string, config map[string]any) error {
+func (p *Plan) offerCDI(o Options, file string, now, config map[string]any) error {
 	v, before := p.Host.Daemon, func(major, minor int) bool { return p.Host.Daemon.Known() && !p.Host.Daemon.AtLeast(major, minor, 0) }
 	features, isTable := config["features"].(map[string]any)
 	const instead = "use `--runtime` with NVIDIA_VISIBLE_DEVICES"
@@ -229,7 +228,7 @@ func (p *Plan) offerCDI(o Options, file string, config map[string]any) error {
 		config["features"] = features
 	}
 	features["cdi"] = true
-	if _, now, err := p.Host.readJSON(file); err == nil && tomledit.Table(now, "features")["cdi"] != true {
+	if tomledit.Table(now, "features")["cdi"] != true {
 		p.Restart.Verb = "restart" // dockerd reads it when it starts
 	}
 	return nil
@@ -289,32 +288,33 @@ func (p *Plan) noteCDIFiles() {
 	}
 }
 
-// readDocker reads daemon.json without the runtimes that install registered. The result is the
-// original if nothing else changed.
-func (p *Plan) readDocker(name string) (configFile, map[string]any, error) {
-	name, err := p.Host.Follow(name)
-	if err != nil {
-		return configFile{}, nil, err
+// readDocker reads daemon.json, as it is now and without the runtimes that install registered. The
+// latter is the original if nothing else changed.
+func (p *Plan) readDocker(name string) (file configFile, now, config map[string]any, err error) {
+	if name, err = p.Host.Follow(name); err != nil {
+		return file, nil, nil, err
 	}
-	text, config, err := p.Host.readJSON(name)
+	text, now, err := p.Host.readJSON(name)
 	if err != nil {
-		return configFile{}, nil, err
+		return file, nil, nil, err
 	}
 	backup, original, err := p.Host.readJSON(name + hosttree.BackupSuffix)
 	if err != nil {
-		return configFile{}, nil, err
+		return file, nil, nil, err
 	}
-	file := configFile{name, text, text}
+	file = configFile{name, text, text}
+	config, _ = decodeJSON(text)            // it was decoded above
+	if backup == nil && !p.recorded(name) { // an operator wrote the runtimes
+		return file, now, config, nil
+	}
 	removed := removeOurs(config, original, p.madeCDI())
 	switch {
-	case backup == nil && !p.recorded(name): // an operator wrote them
-		_, config, err = p.Host.readJSON(name)
 	case backup != nil && reflect.DeepEqual(config, original):
 		file.original = backup
 	case removed:
 		file.original = encodeJSON(config, "  ")
 	}
-	return file, config, err
+	return file, now, config, nil
 }
 
 func (h Host) readJSON(name string) ([]byte, map[string]any, error) {

@@ -13,8 +13,7 @@ import (
 )
 
 func installCommand() *cli.Command {
-	flags := append(installFlags(), handlerFlag(),
-		setDefaultFlag(), replaceFlag(),
+	flags := append(append(installFlags(), registrationFlags()...),
 		&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 	)
 	for _, d := range configurable() {

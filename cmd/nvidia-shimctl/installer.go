@@ -47,20 +47,17 @@ func daemonFlags() []cli.Flag {
 	return append(flags, &cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"})
 }
 
-func handlerFlag() cli.Flag {
-	return &cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"}
-}
-
-func setDefaultFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none, until --set-default=false"}
+// registrationFlags say how to register.
+func registrationFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"},
+		&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none, until --set-default=false"},
+		&cli.BoolFlag{Name: "replace", Usage: "override another runtime of that name; uninstall restores it"},
+	}
 }
 
 func fromToolkitFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"}
-}
-
-func replaceFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "replace", Usage: "override another runtime of that name; uninstall restores it"}
 }
 
 func installFlags() []cli.Flag {

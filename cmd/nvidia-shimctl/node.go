@@ -28,7 +28,7 @@ func nodeCommand() *cli.Command {
 		Description: "It installs, runs check, sets the labels " + node.ReadyLabel + " and " + node.VersionLabel + " of the node, and repairs what changes. " +
 			"If check finds a problem after a change, it restores the files. The label " + node.RemoveLabel + "=true removes everything. " +
 			"The pod needs hostPID and the host's root directory.",
-		Flags: append(daemonFlags(), handlerFlag(), setDefaultFlag(), replaceFlag(), fromToolkitFlag(),
+		Flags: append(append(daemonFlags(), registrationFlags()...), fromToolkitFlag(),
 			&cli.StringFlag{Name: "settings", Usage: "the shim's configuration on the node, as `TOML`; without it, that of the node"},
 			&cli.StringFlag{Name: "host-root", Value: "/host", Usage: "`DIR` of the pod with the host's root"},
 			&cli.StringFlag{Name: "node-name", Sources: cli.EnvVars("NODE_NAME"), Usage: "`NAME` of the node with the labels; none without it"},
