@@ -228,6 +228,7 @@ func confineProc(ids []procfs.ID) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: "/proc", Err: err}
 	}
+	defer unix.Close(proc)
 	self := strconv.Itoa(os.Getpid())
 	names := append([]string{self}, kernelFiles...)
 	links := map[string]string{"self": self, "thread-self": filepath.Join(self, "task", self), "mounts": "self/mounts"}
@@ -272,7 +273,7 @@ func confineProc(ids []procfs.ID) error {
 	if err := unix.MountSetattr(unix.AT_FDCWD, own, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return &os.PathError{Op: "make writable", Path: own, Err: err}
 	}
-	return unix.Close(proc)
+	return nil
 }
 
 func mountTmpfs(dir, options string) error {

@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,9 +133,11 @@ func dialRoot(ctx context.Context, socket string) (net.Conn, error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	var peer *unix.Ucred
 	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) {
-			peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-		}), err)
+		var unknown error
+		err = raw.Control(func(fd uintptr) {
+			peer, unknown = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		})
+		err = cmp.Or(err, unknown)
 	}
 	if err == nil && peer.Uid != 0 && int(peer.Uid) != os.Geteuid() { // guard: probe: kubelet of root
 		err = fmt.Errorf("uid %d listens on %s: %w", peer.Uid, socket, errNotRoot)
