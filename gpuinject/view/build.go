@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -138,9 +139,4 @@ func bind(source, target string) error {
 }
 
 // mounted reports whether dir is the root of a mount in this mount namespace.
-// STATX_ATTR_MOUNT_ROOT: kernel 5.8.
-func mounted(dir string) bool {
-	var stx unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stx)
-	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
-}
+func mounted(dir string) bool { return openat.IsMountPoint(unix.AT_FDCWD, dir) }

@@ -65,6 +65,14 @@ func Stat(root int, name string, flags uint64, way Way) (fd int, st unix.Stat_t,
 	return fd, st, nil
 }
 
+// IsMountPoint reports whether name in the directory dir, or dir itself if name is "", is the root of
+// a mount (kernel 5.8). It follows no link.
+func IsMountPoint(dir int, name string) bool {
+	var stx unix.Statx_t
+	err := unix.Statx(dir, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stx)
+	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}
+
 // Path returns a path that leads to the file of a descriptor of this process.
 func Path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 )
 
 // FixError is what is wrong with a node, and what to do about it.
@@ -37,11 +38,7 @@ func IsContainer(cfg config.Host) bool {
 	return slices.ContainsFunc(nodes, isMountPoint) || isInUserNamespace(cfg) || !mayMakeNodes(cfg)
 }
 
-func isMountPoint(name string) bool {
-	var stx unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_TYPE, &stx)
-	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 // kernel 5.8
-}
+func isMountPoint(name string) bool { return openat.IsMountPoint(unix.AT_FDCWD, name) }
 
 // isInUserNamespace reports whether process 1 is in a user namespace: the initial one maps every id
 // to itself.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/openat"
 )
 
 // Discover finds the driver's files. Version is that of the loaded kernel module
@@ -89,8 +90,6 @@ func IsContainer(cfg config.Host, version string) bool {
 			return false
 		}
 		defer unix.Close(fd)
-		var stx unix.Statx_t
-		err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &stx)
-		return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 // kernel 5.8
+		return openat.IsMountPoint(fd, "")
 	})
 }
