@@ -43,7 +43,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -51,34 +50,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// lockTimeout limits the wait for the GPU work that a process has begun.
-const lockTimeout = 10 * time.Second
-
 // The driver's states of a process (CUprocessState).
 const (
 	running = iota
 	locked
 	checkpointed
 )
-
-// Results of the driver (CUresult).
-const (
-	invalidValue    = 1
-	notInitialized  = 3
-	operatingSystem = 304
-	notSupported    = 801
-)
-
-// reasons are the usual causes of the driver's results.
-var reasons = map[int]string{
-	2:   "there is not enough free memory",
-	600: fmt.Sprintf("its GPU work did not end within %s", lockTimeout),
-
-	notSupported: "it uses MPS, or memory that the driver cannot move, such as managed memory",
-}
-
-// sharesMemory is why a suspended process cannot be restored, for some results.
-const sharesMemory = "it uses memory of another process (CUDA IPC) or much of another GPU (peer access), which the driver cannot restore (seen with 580.159.04): delete the container"
 
 // cudaProcess is a process with a CUDA context. While its pidfd reports that it has not been
 // reaped, no other process has its id.
@@ -208,16 +185,7 @@ func (c *checkpointer) state(p cudaProcess) (state, rc int) {
 
 func (c *checkpointer) text(function string, rc int) string {
 	text := C.GoString(C.error_name(c.lib, C.int(rc)))
-	reason, ok := reasons[rc]
-	switch {
-	case function == "Restore" && rc == invalidValue && len(c.placement) > 0:
-		reason, ok = "the driver does not move it between these GPUs: resume it where it was", true
-	case function == "Restore" && (rc == invalidValue || rc == notSupported):
-		reason, ok = sharesMemory, true
-	case function == "Restore" && rc == operatingSystem:
-		reason, ok = "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container", true
-	}
-	if ok {
+	if reason := reasonFor(function, rc, len(c.placement) > 0); reason != "" {
 		text += ": " + reason
 	}
 	return text
