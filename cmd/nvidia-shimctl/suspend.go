@@ -22,6 +22,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
@@ -112,9 +113,10 @@ func newMoved(name string, r status.Record, took time.Duration) moved {
 	return m
 }
 
-// printMoved prints how much GPU memory was moved, and how fast.
+// printMoved prints how much GPU memory was moved, how fast, and what is left.
 func printMoved(c *cli.Command, list []moved) error {
 	w := c.Root().Writer
+	var ids []string
 	for _, m := range list {
 		seconds := m.took.Seconds()
 		text := fmt.Sprintf("%s: %s in %.1f s", m.id, map[string]string{"suspend": "suspended", "resume": "resumed"}[c.Name], seconds)
@@ -125,6 +127,16 @@ func printMoved(c *cli.Command, list []moved) error {
 		if _, err := fmt.Fprintln(w, text); err != nil {
 			return err
 		}
+		ids = append(ids, m.id)
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	o := term.New(w)
+	if now, err := readStatus(c, nvmlTimeout); err != nil {
+		o.Field("what is left is unknown:", 25, term.Yellow, err.Error())
+	} else {
+		now.PrintLeft(o, procfs.Host, ids)
 	}
 	return nil
 }

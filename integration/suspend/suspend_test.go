@@ -301,7 +301,7 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 	b := h.start(t, 1, simhost.PodAnnotations("ml", "web", "b")...)
 	keeps := h.start(t, 1, append(simhost.PodAnnotations("ml", "web", "keeps"), "io.containerd.nvidia.on-pause=freeze")...)
 	out := h.Ctl(t, "suspend", "--state", h.State, a.id)
-	if want := regexp.MustCompile(`^` + a.id + `: suspended in \d+\.\d s, 2 MiB of GPU memory moved, \d+ MiB/s\n$`); !want.MatchString(out) {
+	if want := regexp.MustCompile(`^` + a.id + `: suspended in \d+\.\d s, 2 MiB of GPU memory moved, \d+ MiB/s\nGPU 0: \d+ of \d+ MiB in use\nhost: \d+ MiB of memory available\n$`); !want.MatchString(out) {
 		t.Errorf("suspend prints %q", out)
 	}
 	check(a, true)
@@ -316,6 +316,9 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 		if want := regexp.MustCompile(`(?m)^` + c.id + `: resumed in \d+\.\d s, 2 MiB of GPU memory moved, \d+ MiB/s$`); !want.MatchString(out) {
 			t.Errorf("resume prints %q", out)
 		}
+	}
+	if strings.Count(out, "\nGPU ") != 1 || strings.Count(out, "\nhost: ") != 1 { // both have one GPU
+		t.Errorf("resume prints %q", out)
 	}
 	check(a, false)
 	check(b, false)

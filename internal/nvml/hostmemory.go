@@ -35,13 +35,12 @@ func hostNeeds(proc procfs.FS, root string, memory probe.Memory) map[string]uint
 // checkHostMemory returns an error if these needs, beside what others move meanwhile, do not fit
 // into the host's memory and the memory limits of the cgroups: the kernel would kill a process.
 func checkHostMemory(proc procfs.FS, root string, needs, others map[string]uint64) error {
-	host := readNumbers(filepath.Join(string(proc), "meminfo"))
-	free, ok := host["MemAvailable:"] // in KiB
-	if !ok {
-		return fmt.Errorf("%s does not say how much memory is available", filepath.Join(string(proc), "meminfo"))
+	free, swap, err := HostMemory(proc)
+	if err != nil {
+		return err
 	}
-	if free+host["SwapFree:"] < (needs[""]+others[""])>>10 {
-		return fmt.Errorf("this host has %d MiB of memory available, and %d MiB are needed for GPU memory%s", free>>10, needs[""]>>20, promised(others[""]))
+	if free+swap < needs[""]+others[""] {
+		return fmt.Errorf("this host has %d MiB of memory available, and %d MiB are needed for GPU memory%s", free>>20, needs[""]>>20, promised(others[""]))
 	}
 	for dir, need := range needs {
 		if dir == "" {
@@ -61,6 +60,18 @@ func checkHostMemory(proc procfs.FS, root string, needs, others map[string]uint6
 		}
 	}
 	return nil
+}
+
+// HostMemory returns the memory of the host, in bytes, that is available without swap, and the free
+// swap.
+func HostMemory(proc procfs.FS) (available, swap uint64, err error) {
+	path := filepath.Join(string(proc), "meminfo")
+	host := readNumbers(path) // in KiB
+	available, ok := host["MemAvailable:"]
+	if !ok {
+		return 0, 0, fmt.Errorf("%s does not say how much memory is available", path)
+	}
+	return available << 10, host["SwapFree:"] << 10, nil
 }
 
 // memoryCgroup returns the directory of a process' cgroup that counts its memory.

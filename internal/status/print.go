@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
@@ -37,6 +39,24 @@ func (s *Status) Print(o *term.Output) {
 	s.printSensors(o)
 	s.printContainers(o)
 	s.printProcesses(o)
+}
+
+// PrintLeft shows what is in use of each device that one of the containers has, and what is left of
+// the host's memory. It is for a command that moved GPU memory from one to the other.
+func (s *Status) PrintLeft(o *term.Output, proc procfs.FS, containers []string) {
+	for _, d := range s.devices() {
+		if !slices.ContainsFunc(d.Containers, func(id string) bool { return slices.Contains(containers, id) }) {
+			continue
+		}
+		left := "memory in use is unknown"
+		if m := d.Memory; m != nil && m.Used != nil && m.Total != nil {
+			left = fmt.Sprintf("%d of %d MiB in use", *m.Used>>20, *m.Total>>20)
+		}
+		o.Line(term.Plain, "GPU "+d.name+": "+left)
+	}
+	if available, _, err := nvml.HostMemory(proc); err == nil {
+		o.Line(term.Plain, fmt.Sprintf("host: %d MiB of memory available", available>>20))
+	}
 }
 
 func (s *Status) printSensors(o *term.Output) {

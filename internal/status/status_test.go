@@ -303,6 +303,33 @@ func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 	}
 }
 
+func TestWhatIsLeftAfterGPUMemoryWasMoved(t *testing.T) {
+	f, inventory, live := statusFixture(t)
+	f.Write("proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 3072 kB\n")
+	left := func(s *Status, containers ...string) string {
+		var b bytes.Buffer
+		s.PrintLeft(term.New(&b), f.Proc, containers)
+		return b.String()
+	}
+	s := Join(f.Proc, inventory, live, nil, f.Read())
+	for _, test := range []struct {
+		containers []string
+		want       string
+	}{
+		{[]string{"one"}, "GPU 0: 3072 of 81920 MiB in use\nGPU 1: memory in use is unknown\nhost: 3 MiB of memory available\n"},
+		{[]string{"mig", "two"}, "GPU 0: 3072 of 81920 MiB in use\nGPU 1:3/0: 3 of 10240 MiB in use\nhost: 3 MiB of memory available\n"},
+	} {
+		if got := left(s, test.containers...); got != test.want {
+			t.Errorf("%v: got\n%s\nwant\n%s", test.containers, got, test.want)
+		}
+	}
+	s = Join(f.Proc, inventory, nvml.Snapshot{}, errors.New("NVML does not answer"), f.Read())
+	f.Write("proc/meminfo", "MemTotal: 4096 kB\n")
+	if got := left(s, "two"); got != "GPU 0: memory in use is unknown\n" {
+		t.Errorf("without an answer: %s", got)
+	}
+}
+
 func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
 	f, inventory, _ := statusFixture(t)
 	s := Join(f.Proc, inventory, nvml.Snapshot{}, errors.New("NVML does not answer"), f.Read())
