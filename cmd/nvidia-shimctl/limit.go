@@ -22,9 +22,12 @@ func limitCommand() *cli.Command {
 			&cli.StringFlag{Name: "request", Usage: "reserve `AMOUNT` of that"},
 			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME`"},
 		}, sourceFlags()...),
-		Action: func(ctx context.Context, c *cli.Command) error {
+		Action: inHost(func(ctx context.Context, c *cli.Command) error {
 			args := c.Args().Slice()
 			if c.IsSet("pod") {
+				if _, _, err := podFlag(c); err != nil {
+					return err
+				}
 				args = append([]string{""}, args...)
 			}
 			if len(args) != 2 {
@@ -41,7 +44,7 @@ func limitCommand() *cli.Command {
 				return errors.New("only root can limit containers: run limit as root")
 			}
 			return limitContainers(ctx, c, args[0], annotations)
-		},
+		}),
 	}
 }
 

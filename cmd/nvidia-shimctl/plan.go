@@ -28,7 +28,7 @@ func planCommand() *cli.Command {
 		Name:        "plan",
 		Usage:       "show what the shim would do, or did, for a container, and why (read-only)",
 		Description: "The container is one that exists, or one with the variables, mounts and annotations of these flags.",
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "pod", Usage: "what was done for the container of the pod `NAMESPACE/NAME`"},
 			&cli.StringFlag{Name: "container", Usage: "its `NAME` in the pod; without --pod its name in Docker, containerd's id, or the beginning of it, or NAMESPACE/ID"},
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
@@ -38,8 +38,8 @@ func planCommand() *cli.Command {
 			&cli.BoolFlag{Name: "privileged", Usage: "the container is privileged"},
 			&cli.StringFlag{Name: "rootfs", Usage: "root file system `DIR` of the image, to include its C library"},
 			stateFlag(),
-		},
-		Action: func(_ context.Context, c *cli.Command) error {
+		}, hostFlags()...),
+		Action: inHost(func(_ context.Context, c *cli.Command) error {
 			plan, err := makePlan(c)
 			var refused *verdict.Error
 			switch {
@@ -51,7 +51,7 @@ func planCommand() *cli.Command {
 				return err
 			}
 			return output(c, plan, plan.Error == "", func(o *term.Output) { printPlan(o, plan) })
-		},
+		}),
 	}
 }
 

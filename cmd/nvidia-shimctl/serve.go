@@ -6,18 +6,14 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/node"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/serve"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // serveTimeout is how long NVML may take. It is shorter than Prometheus waits.
@@ -30,8 +26,6 @@ func serveCommand() *cli.Command {
 		Description: "It answers GET on /, /metrics, /healthz, /gpu/info, /gpu/status, /docker/cli and /mesos/cli, without authentication.",
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:3476", Usage: "`ADDRESS`: HOST:PORT or unix:PATH"},
-			&cli.StringFlag{Name: "host-root", Usage: "`DIR` with the host's root, in a privileged pod with hostPID"},
-			&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the host with the installed programs; only with --host-root"},
 		}, sourceFlags()...),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if os.Geteuid() != 0 {
@@ -52,21 +46,6 @@ func serveCommand() *cli.Command {
 			return serve.Run(ctx, listener, handler)
 		},
 	}
-}
-
-// enterHost makes the host's root that of this process. The image of a pod has no C library, so the
-// installed program asks NVML.
-func enterHost(c *cli.Command) error {
-	root := c.String("host-root")
-	if root == "" {
-		if c.IsSet("bin-dir") {
-			return usage(errors.New("--bin-dir goes with --host-root only"))
-		}
-		return nil
-	}
-	askingProgram = filepath.Join(c.String("bin-dir"), version.Ctl)
-	_, _, err := node.EnterHost(root)
-	return err
 }
 
 // listenToServe listens on --listen, and returns the listener and its handler.

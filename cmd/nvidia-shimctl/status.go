@@ -28,7 +28,7 @@ func statusCommand() *cli.Command {
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "repeat until interrupted"},
 			&cli.DurationFlag{Name: "interval", Usage: "`TIME` between two repetitions of --watch", Value: 2 * time.Second},
 		}, sourceFlags()...),
-		Action: func(ctx context.Context, c *cli.Command) error {
+		Action: inHost(func(ctx context.Context, c *cli.Command) error {
 			if c.Duration("interval") < 100*time.Millisecond {
 				return usage(fmt.Errorf("--interval %s is less than 100ms", c.Duration("interval")))
 			}
@@ -46,7 +46,7 @@ func statusCommand() *cli.Command {
 				case <-time.After(c.Duration("interval")):
 				}
 			}
-		},
+		}),
 	}
 }
 
@@ -56,10 +56,10 @@ func stateFlag() cli.Flag {
 
 // sourceFlags say whose containers are listed.
 func sourceFlags() []cli.Flag {
-	return []cli.Flag{
+	return append(hostFlags(),
 		stateFlag(),
 		&cli.StringFlag{Name: "root", Value: "/", Usage: "list the containers below `DIR` instead of this host's: /proc/PID/root of a kind node, whose root is then believed"},
-	}
+	)
 }
 
 func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {

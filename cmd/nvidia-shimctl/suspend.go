@@ -65,7 +65,7 @@ func pauseCommand(name, use string, call func(*cli.Command) taskCall, flags ...c
 		Flags: append(append(flags,
 			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME` that give GPUs back"},
 		), sourceFlags()...),
-		Action: func(ctx context.Context, c *cli.Command) error {
+		Action: inHost(func(ctx context.Context, c *cli.Command) error {
 			if (c.Args().Len() == 1) == c.IsSet("pod") {
 				return usage(fmt.Errorf("%s needs one CONTAINER or --pod", name))
 			}
@@ -92,7 +92,7 @@ func pauseCommand(name, use string, call func(*cli.Command) taskCall, flags ...c
 				done = append(done, newMoved(name, r, time.Since(start)))
 			}
 			return errors.Join(printMoved(c, done), err)
-		},
+		}),
 	}
 }
 
@@ -169,6 +169,11 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 // named returns the container with this id, or, if it is empty, those of --pod that fit, of which
 // there is at least one. none says what the pod has none of.
 func named(c *cli.Command, id, none string, fits func(status.Record) bool) ([]status.Record, error) {
+	if c.IsSet("pod") {
+		if _, _, err := podFlag(c); err != nil {
+			return nil, err
+		}
+	}
 	source, err := readSource(c)
 	if err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ var (
 	gpuSick     = desc("gpu_unhealthy_since_timestamp_seconds", "Since when a GPU has been unhealthy, why, and what to do.", append(gpuLabels, "reason", "fix")...)
 	gpuXid      = desc("gpu_xid", "Number of the last critical Xid since the driver was loaded, 0 if there was none (DCGM_FI_DEV_XID_ERRORS).", gpuLabels...)
 	gpuUsed     = desc("gpu_memory_used_bytes", "Memory of a GPU in use (DCGM_FI_DEV_FB_USED).", gpuLabels...)
-	gpuTotal    = desc("gpu_memory_total_bytes", "Memory of a GPU.", gpuLabels...)
+	gpuTotal    = desc("gpu_memory_total_bytes", "Memory of a GPU (DCGM_FI_DEV_FB_TOTAL).", gpuLabels...)
 	gpuBusy     = desc("gpu_utilization_ratio", "Part of the time in which a GPU is busy, 0 to 1 (DCGM_FI_DEV_GPU_UTIL).", gpuLabels...)
 	gpuCelsius  = desc("gpu_temperature_celsius", "Temperature of a GPU (DCGM_FI_DEV_GPU_TEMP).", gpuLabels...)
 	gpuPower    = desc("gpu_power_watts", "Power that a GPU draws (DCGM_FI_DEV_POWER_USAGE).", gpuLabels...)
