@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -211,6 +212,32 @@ func TestContainerdIsUpgradedWhileAPodRuns(t *testing.T) {
 			for id := range ids {
 				h.Remove(t, id)
 			}
+		})
+	}
+}
+
+// A node's containerd is downgraded and upgraded again over a container with a GPU, which goes on.
+// Containerd 1.7.36 kills those of the stock shim of 2.4.2.
+func TestContainerdIsDowngradedAndUpgradedAgain(t *testing.T) {
+	newest := releases[len(releases)-1]
+	for _, older := range releases[1:3] {
+		t.Run("to "+older.name, func(t *testing.T) {
+			first := newest
+			first.config = older.config // one that both read
+			h := newHost(t, first, testenv.Options{})
+			h.settle(t)
+			id := h.Start(t, testenv.RunOptions{Env: gpu(2)})
+			pids := h.ShimPIDs(id)
+			for n, to := range []release{older, newest} {
+				h.Options.DaemonDir = to.daemonDir()
+				h.Restart(t)
+				h.check(t, h.Exec(t, id, h.ProbeArgs()...).Output, 2)
+				h.check(t, h.MustRun(t, testenv.RunOptions{Env: gpu(n), Args: h.ProbeArgs()}), n)
+			}
+			if now := h.ShimPIDs(id); len(now) != 1 || !slices.Equal(now, pids) {
+				t.Errorf("shims before: %v, after: %v", pids, now)
+			}
+			h.Remove(t, id)
 		})
 	}
 }
