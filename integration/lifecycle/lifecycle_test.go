@@ -18,9 +18,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-func TestMain(m *testing.M) { simhost.Main(m) }
+func TestMain(m *testing.M) {
+	testenv.Main(m, append([]string{"tools/runc-1.6"}, runtimeclass.Programs...)...)
+}
 
 // host is a host whose runc records what `update` is sent.
 type host struct {
@@ -29,7 +32,8 @@ type host struct {
 	updates string
 }
 
-func newHost(t *testing.T, version int) *host {
+// newHost makes a host with the runc of this name among the tools.
+func newHost(t *testing.T, version int, runc string) *host {
 	t.Helper()
 	dir := t.TempDir()
 	tools, err := testenv.ToolsDir()
@@ -49,7 +53,7 @@ func newHost(t *testing.T, version int) *host {
 	exec %[2]s "$@" <%[1]s/$$.json ;;
 esac
 exec %[2]s "$@"
-`, h.updates, filepath.Join(tools, "runc")))
+`, h.updates, filepath.Join(tools, runc)))
 	// It comes first in PATH, for both shims.
 	h.Host = simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version, ShimDir: dir}})
 	return h
@@ -352,35 +356,42 @@ func (e *events) of(s *script) []string {
 // A container with GPUs behaves as under the stock shim: every answer, error, exit status and event
 // is the same.
 func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
-	testenv.EachCgroup(t, func(t *testing.T, version int) {
-		h := newHost(t, version)
-		published := h.watch(t)
-		lives := map[string][]string{}
-		for _, runtime := range []string{testenv.StockRuntime, testenv.DefaultRuntime} {
-			s := &script{host: h, t: t, runtime: runtime}
-			lives[runtime] = s.life(published)
-		}
-		stock, ours := lives[testenv.StockRuntime], lives[testenv.DefaultRuntime]
-		// A container with GPUs is written to a checkpoint only if policy.allow-checkpoints is true.
-		const refusal = `checkpoint: "", "ctr: nvidia: container CONTAINER has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true`
-		if !slices.ContainsFunc(ours, func(step string) bool { return strings.HasPrefix(step, refusal) }) {
-			t.Errorf("a checkpoint is not refused:\n%s", strings.Join(ours, "\n"))
-		}
-		ofCheckpoints := func(step string) bool {
-			return strings.HasPrefix(step, "checkpoint: ") || strings.HasPrefix(step, "event /tasks/checkpointed")
-		}
-		stock, ours = slices.DeleteFunc(stock, ofCheckpoints), slices.DeleteFunc(ours, ofCheckpoints)
-		for i := range stock {
-			stock[i] = strings.ReplaceAll(stock[i], testenv.StockRuntime, testenv.DefaultRuntime)
-		}
-		t.Logf("%d steps and events; those of the stock shim:\n%s", len(stock), strings.Join(stock, "\n"))
-		slices.Sort(stock)
-		slices.Sort(ours)
-		simhost.Same(t, "steps and events", stock, ours)
-		if len(stock) != len(ours) {
-			t.Errorf("%d steps and events under the stock shim, %d under ours", len(stock), len(ours))
-		}
-	})
+	testenv.EachCgroup(t, func(t *testing.T, version int) { livesAsUnderTheStockShim(t, newHost(t, version, "runc")) })
+}
+
+// The same with the release candidate of the next runc.
+func TestAContainerWithAGPULivesWithTheNextRunc(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) { livesAsUnderTheStockShim(t, newHost(t, version, "runc-1.6")) })
+}
+
+func livesAsUnderTheStockShim(t *testing.T, h *host) {
+	t.Helper()
+	published := h.watch(t)
+	lives := map[string][]string{}
+	for _, runtime := range []string{testenv.StockRuntime, testenv.DefaultRuntime} {
+		s := &script{host: h, t: t, runtime: runtime}
+		lives[runtime] = s.life(published)
+	}
+	stock, ours := lives[testenv.StockRuntime], lives[testenv.DefaultRuntime]
+	// A container with GPUs is written to a checkpoint only if policy.allow-checkpoints is true.
+	const refusal = `checkpoint: "", "ctr: nvidia: container CONTAINER has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true`
+	if !slices.ContainsFunc(ours, func(step string) bool { return strings.HasPrefix(step, refusal) }) {
+		t.Errorf("a checkpoint is not refused:\n%s", strings.Join(ours, "\n"))
+	}
+	ofCheckpoints := func(step string) bool {
+		return strings.HasPrefix(step, "checkpoint: ") || strings.HasPrefix(step, "event /tasks/checkpointed")
+	}
+	stock, ours = slices.DeleteFunc(stock, ofCheckpoints), slices.DeleteFunc(ours, ofCheckpoints)
+	for i := range stock {
+		stock[i] = strings.ReplaceAll(stock[i], testenv.StockRuntime, testenv.DefaultRuntime)
+	}
+	t.Logf("%d steps and events; those of the stock shim:\n%s", len(stock), strings.Join(stock, "\n"))
+	slices.Sort(stock)
+	slices.Sort(ours)
+	simhost.Same(t, "steps and events", stock, ours)
+	if len(stock) != len(ours) {
+		t.Errorf("%d steps and events under the stock shim, %d under ours", len(stock), len(ours))
+	}
 }
 
 // killer is a runc that kills a container's init process once it is created, and ends when that is

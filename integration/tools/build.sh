@@ -2,7 +2,7 @@
 # Builds what the integration tests run against: containerd, ctr,
 # containerd-shim-runc-v2 and runc, at the versions that go.mod beside this
 # script pins, with the build tags that the stock packages use. runc-1.1 and
-# runc-1.2 are old ones, each with a go.mod of its own.
+# runc-1.2 are old ones and runc-1.6 is the next, each with a go.mod of its own.
 # Usage: build.sh OUTDIR
 #
 # What is up to date is skipped: a stamp file beside each binary holds the recipe's key.
@@ -54,8 +54,8 @@ build_runc() {
 
 # It embeds its own VERSION file, so no version is set here.
 build_runc runc ""
-for old in runc-1.1 runc-1.2; do
-	cd "$here/$old"
+for other in runc-1.1 runc-1.2 runc-1.6; do
+	cd "$here/$other"
 	runc_version=$("$GO" list -m -f '{{.Version}}' github.com/opencontainers/runc)
-	build_runc "$old" "-X main.version=${runc_version#v}"
+	build_runc "$other" "-X main.version=${runc_version#v}"
 done
