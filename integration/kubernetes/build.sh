@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds what the Kubernetes tests run beside containerd: one program that is
 # etcd and every command of Kubernetes by the name it is called with, the CNI
-# plugins, and NVIDIA's device plugin, at the versions that the go.mod of cluster/
-# and deviceplugin/ pin. Usage: build.sh OUTDIR
+# plugins, and NVIDIA's device plugin and DRA driver, at the versions that the go.mod
+# of cluster/, deviceplugin/ and dradriver/ pin. Usage: build.sh OUTDIR
 #
 # OUTDIR/kube is the program, OUTDIR/{etcd,kubelet,...} are links to it, OUTDIR/cni
 # holds the plugins. What is up to date is skipped: a stamp file holds the recipe's key.
@@ -30,13 +30,21 @@ if ! fresh "$out/.kube.stamp" ./*.go; then
 	echo "$key" >"$out/.kube.stamp"
 fi
 
-cd "$here/deviceplugin"
-if ! fresh "$out/.nvidia-device-plugin.stamp"; then
-	rm -f "$out/.nvidia-device-plugin.stamp"
-	echo "building nvidia-device-plugin $("$GO" list -m -f '{{.Version}}' github.com/NVIDIA/k8s-device-plugin)"
+# build_nvidia DIR MODULE COMMAND [SOURCE...]: a command of the module that DIR pins.
+build_nvidia() {
+	cd "$here/$1"
+	module=$2 command=$3 name=${3##*/}
+	shift 3
+	if fresh "$out/.$name.stamp" "$@"; then
+		return
+	fi
+	rm -f "$out/.$name.stamp"
+	echo "building $name $("$GO" list -m -f '{{.Version}}' "$module")"
 	# NVML is found when the program runs: what is not called need not be there.
-	CGO_ENABLED=1 "$GO" build -trimpath -ldflags "-s -w -extldflags=-Wl,-z,lazy" \
-		-o "$out/.new" github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin
-	mv -f "$out/.new" "$out/nvidia-device-plugin"
-	echo "$key" >"$out/.nvidia-device-plugin.stamp"
-fi
+	CGO_ENABLED=1 CGO_CFLAGS=-Wno-deprecated-declarations "$GO" build -trimpath -ldflags "-s -w -extldflags=-Wl,-z,lazy" -o "$out/.new" "$module/$command"
+	mv -f "$out/.new" "$out/$name"
+	echo "$key" >"$out/.$name.stamp"
+}
+
+build_nvidia deviceplugin github.com/NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin
+build_nvidia dradriver sigs.k8s.io/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin nvfm/go.mod nvfm/pkg/nvfm/*.go

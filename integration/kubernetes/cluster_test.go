@@ -113,9 +113,11 @@ func (c *cluster) startContainerd(life *testenv.Lifetime) error {
 	}
 	config := fmt.Sprintf(`
 [plugins.'io.containerd.nri.v1.nri']
-disable = true
+socket_path = '%[9]s/nri.sock'
+plugin_path = '%[9]s/nri'
+plugin_config_path = '%[9]s/nri'
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
-sandbox = %q
+sandbox = %[1]q
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
 disable_apparmor = true
@@ -139,7 +141,7 @@ container_annotations = ['*', '*/*']
 runtime_type = 'io.containerd.nvidia.v2'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%[8]s.options.policy]
 kubernetes = 'trust-env'
-`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), otherHandler, handler, annotatedHandler, trustingHandler)
+`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), otherHandler, handler, annotatedHandler, trustingHandler, dir)
 	c.Env = testenv.Start(life, testenv.Options{
 		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(),
 	})

@@ -27,9 +27,10 @@ import (
 )
 
 const (
-	// draDriver is the name of the driver and of its DeviceClass.
-	draDriver = "gpu.simulated.test"
-	resources = "/apis/resource.k8s.io/v1/"
+	// draDriver is the name of the driver and of its DeviceClass, and nvidiasDRADriver of NVIDIA's.
+	draDriver        = "gpu.simulated.test"
+	nvidiasDRADriver = "gpu.nvidia.com"
+	resources        = "/apis/resource.k8s.io/v1/"
 )
 
 // dra is a driver for dynamic resource allocation: it publishes the GPUs and prepares claims with
@@ -71,12 +72,18 @@ func (c *cluster) startDRA(t *testing.T) {
 	if err := helper.PublishResources(t.Context(), resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{nodeName: pool}}); err != nil {
 		t.Fatal(err)
 	}
-	class := fmt.Sprintf("{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: %s}, spec: {selectors: [{cel: {expression: device.driver == '%[1]s'}}]}}", draDriver)
+	c.deviceClass(t, draDriver)
+}
+
+// deviceClass makes the DeviceClass of a driver's devices, with the driver's name.
+func (c *cluster) deviceClass(t *testing.T, driver string) {
+	t.Helper()
+	class := fmt.Sprintf("{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: %s}, spec: {selectors: [{cel: {expression: device.driver == '%[1]s'}}]}}", driver)
 	if err := c.send("POST", resources+"deviceclasses", "application/yaml", []byte(class), nil); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.do("DELETE", resources+"deviceclasses/"+draDriver, nil, nil); err != nil {
+		if err := c.do("DELETE", resources+"deviceclasses/"+driver, nil, nil); err != nil {
 			t.Error(err)
 		}
 	})
@@ -114,17 +121,23 @@ func (d *dra) HandleError(_ context.Context, err error, what string) {
 // claimed are the GPUs that were allocated to a claim.
 func claimed(claim *resourcev1.ResourceClaim, gpus []sim.GPU) (of []sim.GPU) {
 	for _, device := range claim.Status.Allocation.Devices.Results {
-		of = append(of, gpus[slices.IndexFunc(gpus, func(g sim.GPU) bool { return device.Device == fmt.Sprintf("gpu-%d", g.Index) })])
+		of = append(of, gpus[slices.IndexFunc(gpus, func(g sim.GPU) bool {
+			number := g.Index
+			if device.Driver == nvidiasDRADriver {
+				number = g.Minor
+			}
+			return device.Device == fmt.Sprintf("gpu-%d", number)
+		})])
 	}
 	return of
 }
 
-// claim makes a ResourceClaim for GPUs. The controller manager, which would make it from a template
+// claim makes a ResourceClaim for GPUs of a driver. The controller manager, which would make it from a template
 // and delete it after its pod, is not running.
-func (c *cluster) claim(t *testing.T, name string, count int) {
+func (c *cluster) claim(t *testing.T, driver, name string, count int) {
 	t.Helper()
 	path := resources + "namespaces/default/resourceclaims"
-	claim := fmt.Sprintf("{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: %s}, spec: {devices: {requests: [{name: gpus, exactly: {deviceClassName: %s, count: %d}}]}}}", name, draDriver, count)
+	claim := fmt.Sprintf("{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: %s}, spec: {devices: {requests: [{name: gpus, exactly: {deviceClassName: %s, count: %d}}]}}}", name, driver, count)
 	if err := c.send("POST", path, "application/yaml", []byte(claim), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +172,7 @@ func (c *cluster) checkClaimed(t *testing.T, pod *corev1.Pod) []sim.GPU {
 	now, gpus := c.awaitRunning(t, pod), claimed(&claim, c.Driver.GPUs)
 	for _, container := range pod.Spec.Containers {
 		r, given := c.record(t, id(t, now, container.Name))
-		if config, err := os.ReadFile(filepath.Join(c.bundle(id(t, now, container.Name)), "config.json")); err != nil || strings.Contains(string(config), `"hooks"`) {
+		if config, err := os.ReadFile(filepath.Join(c.bundle(id(t, now, container.Name)), "config.json")); err != nil || strings.Contains(string(config), "nvidia-cdi-hook") {
 			t.Errorf("%s/%s has hooks: %v: %s", pod.Name, container.Name, err, config)
 		}
 		if len(container.Resources.Claims) == 0 {
@@ -237,17 +250,23 @@ func (c *cluster) checkExecutions(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-func TestDynamicResourceAllocation(t *testing.T) {
-	c := shared
-	c.startDRA(t)
-	c.claim(t, "one", 1)
-	c.claim(t, "two", 2)
+// claims makes the claims "one" and "two" for GPUs of a driver.
+func (c *cluster) claims(t *testing.T, driver string) {
+	t.Helper()
+	c.claim(t, driver, "one", 1)
+	c.claim(t, driver, "two", 2)
 	t.Cleanup(func() {
 		// The kubelet releases a pod when the driver has unprepared its claim.
 		if err := c.drain(); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+func TestDynamicResourceAllocation(t *testing.T) {
+	c := shared
+	c.startDRA(t)
+	c.claims(t, draDriver)
 	other := env(wait("claims-other", plainImage), "NVIDIA_VISIBLE_DEVICES", c.Driver.GPUs[0].UUID+","+c.Driver.GPUs[1].UUID)
 	one := claiming("one", wait("claims", greedyImage), other, wait("none", greedyImage))
 	one.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -279,4 +298,32 @@ func TestDynamicResourceAllocation(t *testing.T) {
 
 func (d *dra) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
+}
+
+// NVIDIA's driver writes a CDI file for each claim, whose hooks are not run.
+func TestNVIDIAsDRADriver(t *testing.T) {
+	c, dir := shared, t.TempDir()
+	plugins := filepath.Join(c.kubeletRoot(), "plugins")
+	t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(plugins, nvidiasDRADriver)) })
+	bindNodes(t)
+	startNVIDIAs(t, &testenv.Command{
+		Name: "gpu-kubelet-plugin", Dir: dir, Log: filepath.Join(dir, "log"), Env: nvidiaEnv(t),
+		Argv: []string{
+			filepath.Join(binDir(), "gpu-kubelet-plugin"), "--node-name=" + nodeName, "--image-name=none", "--kubeconfig=" + c.kubeconfig(), "-v=6",
+			"--cdi-root=" + cdiDir, "--kubelet-plugins-directory-path=" + plugins, "--kubelet-registrar-directory-path=" + filepath.Join(c.kubeletRoot(), "plugins_registry"),
+		},
+	}, "Current kubelet plugin registration status")
+	c.deviceClass(t, nvidiasDRADriver)
+	c.claims(t, nvidiasDRADriver)
+	one := claiming("one", wait("claims", greedyImage), wait("none", greedyImage))
+	two := claiming("two", wait("claims", greedyImage), wait("claims-too", plainImage))
+	for _, pod := range []*corev1.Pod{one, two} {
+		c.startPod(t, pod)
+	}
+	given := append(c.checkClaimed(t, one), c.checkClaimed(t, two)...)
+	if len(given) != 3 || slices.Contains(given[1:], given[0]) {
+		t.Fatalf("GPUs of the claims: %v", given)
+	}
+	thief := newPod("dra-thief", env(wait("main", plainImage), "NVIDIA_VISIBLE_DEVICES", given[0].UUID))
+	c.refused(t, thief, "main", "is not this container's")
 }

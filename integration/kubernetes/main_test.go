@@ -30,7 +30,7 @@ const nodeIP = "192.0.2.1"
 var programs = []string{
 	"containerd-shim-nvidia-v2", "nvidia-shimctl", "nvidia-shim-nvml", "kubernetes/etcd", "kubernetes/kube-apiserver",
 	"kubernetes/kube-scheduler", "kubernetes/kubelet", "kubernetes/cni/bridge",
-	"kubernetes/cni/host-local", "kubernetes/cni/loopback", "kubernetes/nvidia-device-plugin",
+	"kubernetes/cni/host-local", "kubernetes/cni/loopback", "kubernetes/nvidia-device-plugin", "kubernetes/gpu-kubelet-plugin",
 }
 
 // makeNode brings the node up; with the tag gpu, one with real GPUs.

@@ -31,34 +31,11 @@ func nvidia(t *testing.T, config string, args ...string) {
 			"--nvidia-dev-root=" + c.Driver.DevRoot, "--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false",
 		}, args...),
 		Dir: dir, Log: filepath.Join(dir, "log"),
-		Env: []string{
-			"NVIDIA_DRIVER_ROOT=" + c.Driver.Root, "DRIVER_ROOT_CTR_PATH=" + c.Driver.Root, "NVIDIA_CDI_HOOK_PATH=" + cdiHook(t),
-			"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(c.Driver.Root, c.Driver.Layout.LibDir()),
-			"NVIDIA_SIM_DEV=" + filepath.Join(c.Driver.DevRoot, "dev"),
-			// The simulated NVML has no events.
-			"DP_DISABLE_HEALTHCHECKS=all",
-		},
+		// The simulated NVML has no events.
+		Env: append(nvidiaEnv(t), "DP_DISABLE_HEALTHCHECKS=all"),
 	}
-	// Without a container of its own it looks for nodes below the driver's root.
-	dev := filepath.Join(c.Driver.Root, "dev")
-	if err := os.MkdirAll(dev, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(filepath.Join(c.Driver.DevRoot, "dev"), dev, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	bindNodes(t)
 	t.Cleanup(func() {
-		if err := errors.Join(unix.Unmount(dev, unix.MNT_DETACH), os.Remove(dev)); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	c.processes[p.Name] = p
-	t.Cleanup(func() {
-		delete(c.processes, p.Name)
-		p.Stop()
 		// It does not remove its specification.
 		_ = os.Remove(filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"))
 		// The kubelet must forget it before the test's own plugin registers again.
@@ -68,12 +45,57 @@ func nvidia(t *testing.T, config string, args ...string) {
 		if err := c.awaitDevices(); err != nil {
 			t.Error(err)
 		}
+	})
+	startNVIDIAs(t, p, "Registered device plugin for")
+}
+
+// bindNodes puts the driver's nodes below its root for the rest of the test: NVIDIA's programs look
+// there if they are in no container of their own.
+func bindNodes(t *testing.T) {
+	t.Helper()
+	d := shared.Driver
+	dev := filepath.Join(d.Root, "dev")
+	if err := os.MkdirAll(dev, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Join(d.DevRoot, "dev"), dev, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(dev, unix.MNT_DETACH), os.Remove(dev)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// nvidiaEnv is the environment of NVIDIA's programs: they find the simulated driver, and a hook that
+// fails the test if it is run.
+func nvidiaEnv(t *testing.T) []string {
+	t.Helper()
+	d := shared.Driver
+	return []string{
+		"NVIDIA_DRIVER_ROOT=" + d.Root, "DRIVER_ROOT_CTR_PATH=" + d.Root, "NVIDIA_CDI_HOOK_PATH=" + cdiHook(t),
+		"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(d.Root, d.Layout.LibDir()), "NVIDIA_SIM_DEV=" + filepath.Join(d.DevRoot, "dev"),
+	}
+}
+
+// startNVIDIAs runs a program of NVIDIA's for the rest of the test, and waits for a line in its log.
+func startNVIDIAs(t *testing.T, p *testenv.Command, ready string) {
+	t.Helper()
+	c := shared
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.processes[p.Name] = p
+	t.Cleanup(func() {
+		delete(c.processes, p.Name)
+		p.Stop()
 		if t.Failed() {
 			t.Log(p.Tail(8 << 10))
 		}
 	})
-	if err := c.await("the plugin's registration", func() error {
-		if !strings.Contains(p.Tail(1<<20), "Registered device plugin for") {
+	if err := c.await(p.Name, func() error {
+		if !strings.Contains(p.Tail(1<<20), ready) {
 			return errors.New(p.Tail(4 << 10))
 		}
 		return nil

@@ -696,6 +696,15 @@ EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *n)
 	return rc;
 }
 
+/* No profile of a GPU instance: MIG devices are made with the driver. */
+EXPORT int nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t d, unsigned profile, void *info)
+{
+	int rc = valid(d, info);
+
+	(void)profile;
+	return rc == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : rc;
+}
+
 EXPORT int nvmlDeviceIsMigDeviceHandle(nvmlDevice_t d, unsigned *is)
 {
 	int rc = valid(d, is);
