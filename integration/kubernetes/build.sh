@@ -47,4 +47,4 @@ build_nvidia() {
 }
 
 build_nvidia deviceplugin github.com/NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin
-build_nvidia dradriver sigs.k8s.io/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin nvfm/go.mod nvfm/pkg/nvfm/*.go
+build_nvidia dradriver sigs.k8s.io/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin nvfm/go.mod nvfm/pkg/nvfm/nvfm.go
