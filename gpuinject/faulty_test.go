@@ -58,3 +58,48 @@ func TestAMIGDeviceOfAFaultyGPU(t *testing.T) {
 		{name: "an unknown one of another GPU", env: devices("0:0"), want: "refused: unknown MIG device"},
 	}}.run(t)
 }
+
+// By its GPU's UUID and its instances it is refused with the reason without NVML, if procfs has that UUID.
+func TestAMIGDeviceOfAGPUWhoseListCannotBeRead(t *testing.T) {
+	h := newMIGHost(t)
+	dir := filepath.Join(h.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig", h.GPUs[1].Minor))
+	testtree.Check(t, os.Rename(dir, dir+".away"))
+	testtree.Check(t, os.WriteFile(dir, nil, 0o444))
+	table{show: showMIG, host: h, rows: []row{
+		{name: "by its instances", env: devices(h.older("5/0")), want: "refused: a MIG device of GPU 1 ... cannot be used ... " + dir},
+		{name: "others", env: devices("all"), want: "GPU 0, GPU 2"},
+	}}.run(t)
+}
+
+// "all" leaves out a device whose node is missing or another one's, and a container that gets another
+// does not notice. On a host that has no nodes yet it says what to do.
+func TestAllWithoutANode(t *testing.T) {
+	h := newMIGHost(t)
+	nodes := func(names ...string) {
+		for _, name := range names {
+			name = filepath.Join(h.DevRoot, "dev", name)
+			testtree.Check(t, os.Rename(name, name+".away"))
+			t.Cleanup(func() { testtree.Check(t, os.Rename(name+".away", name)) })
+		}
+	}
+	gpu := func(i int) string { return fmt.Sprintf("nvidia%d", h.GPUs[i].Minor) }
+	refuse := func(c *config.Config) { c.Policy.FaultyGPUs = config.Refuse }
+	run := func(name string, rows ...row) {
+		t.Helper()
+		t.Run(name, func(t *testing.T) { table{show: showMIG, host: h, rows: rows}.run(t) })
+	}
+	nodes(fmt.Sprintf("nvidia-caps/nvidia-cap%d", h.MIG[0].CIMinor))
+	run("of a MIG device",
+		row{name: "all", env: devices("all"), want: "GPU 0, GPU 2, 5/0 of GPU 1, 5/1 of GPU 1"},
+		row{name: "by UUID", env: devices(h.MIG[0].UUID), want: "refused: device node"})
+	nodes(gpu(2))
+	run("and of a GPU",
+		row{name: "all", env: devices("all"), want: "GPU 0, 5/0 of GPU 1, 5/1 of GPU 1"},
+		row{name: "all, if that is refused", env: devices("all"), config: refuse, want: "refused: \"all\" includes GPU 2 "},
+		row{name: "by index", env: devices("2"), want: "refused: device node"},
+		row{name: "another", env: devices("0"), want: "GPU 0"})
+	nodes(gpu(1))
+	run("and of the partitioned GPU", row{name: "all", env: devices("all"), want: "GPU 0"})
+	nodes(gpu(0))
+	run("and of the last", row{name: "all", env: devices("all"), want: "refused: device node ... nvidia-shimctl prepare"})
+}

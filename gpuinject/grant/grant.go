@@ -2,6 +2,7 @@ package grant
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -27,6 +28,8 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	var named []string
 	if environment == "" {
 		named = c.Input.TrustedIDs(c.Config)
+	} else if slices.Contains(c.Request.Devices, request.All) {
+		h = h.WithNodes()
 	}
 	a := askAll(c, h, environment, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)

@@ -141,6 +141,35 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	return nodes, h.advise(err)
 }
 
+// WithNodes returns the host with the GPUs and MIG devices as faulty ones whose nodes are missing or
+// are not their driver's. If there would be no other device, nothing is changed.
+func (h Host) WithNodes() Host {
+	fault := func(set device.Set) (reason string) {
+		if _, err := h.Nodes(set, nil, driver.Files{}); err != nil {
+			reason = err.Error()
+		}
+		return reason
+	}
+	if h.Platform != "" || fault(device.Set{GPUs: h.GPUs, MIG: h.MIG}) == "" {
+		return h
+	}
+	with := h
+	for _, gpu := range h.GPUs {
+		if reason := fault(device.Set{GPUs: []device.GPU{gpu}}); reason != "" {
+			with.Withhold(gpu, reason)
+		}
+	}
+	for _, in := range with.MIG {
+		if reason := fault(device.Set{MIG: []device.Instance{in}}); reason != "" {
+			with.WithholdMIG(in, reason)
+		}
+	}
+	if len(with.MIG) == 0 && !slices.ContainsFunc(with.GPUs, with.IsWhole) {
+		return h
+	}
+	return with
+}
+
 // Given returns the devices whose nodes are in numbers. On a platform whose nodes do not stand for
 // one GPU each, any node stands for all GPUs.
 func (h Host) Given(numbers []devnode.Number) (device.Set, error) {

@@ -42,7 +42,13 @@ func answered(raw json.RawMessage) []string {
 		switch number {
 		case responseEnvs:
 			if first == request.EnvVisibleDevices {
-				names = append(names, strings.Split(second, ",")...)
+				for name := range strings.SplitSeq(second, ",") {
+					if name = strings.TrimSpace(name); strings.Contains(name, "=") {
+						names = appendCDI(names, name)
+					} else {
+						names = append(names, name)
+					}
+				}
 			}
 		case responseAnnotations:
 			if strings.HasPrefix(first, "cdi.k8s.io/") || strings.HasPrefix(first, "nvidia.cdi.k8s.io/") {
@@ -72,7 +78,7 @@ func answered(raw json.RawMessage) []string {
 func appendCDI(names []string, name string) []string {
 	kind, device, _ := strings.Cut(strings.TrimSpace(name), "=")
 	vendor, class, _ := strings.Cut(kind, "/")
-	if (vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com")) && (class == "gpu" || class == "mig") {
+	if (vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com")) && request.IsGPUClass(class) {
 		return append(names, device)
 	}
 	return names

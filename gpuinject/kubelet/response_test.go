@@ -47,6 +47,8 @@ func TestAnswered(t *testing.T) {
 		{"HAMi: variables", message(1, env("CUDA_DEVICE_MEMORY_LIMIT_0", "1024m"), 1, visible("GPU-a,GPU-b"), 2, message(1, "/tmp/vgpulock", 2, "/tmp/vgpulock")), []string{"GPU-a", "GPU-b"}},
 		{"a MIG device", message(1, visible("MIG-c")), []string{"MIG-c"}},
 		{"CDI devices", message(5, message(1, "nvidia.com/gpu=GPU-a"), 5, message(1, "k8s.device-plugin.nvidia.com/gpu=GPU-b")), []string{"GPU-a", "GPU-b"}},
+		{"CDI devices of other classes of GPUs", message(5, message(1, "nvidia.com/gpu.coherent=GPU-a"), 5, message(1, "k8s.device-plugin.nvidia.com/mig-1g.18gb=MIG-b")), []string{"GPU-a", "MIG-b"}},
+		{"CDI names in the variable, with blanks", message(1, visible("k8s.device-plugin.nvidia.com/gpu=GPU-a, GPU-b ,example.com/nic=c")), []string{"GPU-a", "GPU-b"}},
 		{"CDI annotations", message(4, env("cdi.k8s.io/nvidia-device-plugin_x", "nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-b")), []string{"GPU-a", "GPU-b"}},
 		{"device-list mounts", message(1, visible("/var/run/nvidia-container-devices"), 2, message(1, "/var/run/nvidia-container-devices/GPU-a")), nil},
 		{"device-list mounts alone", message(2, message(1, "/var/run/nvidia-container-devices/GPU-a", 2, "/dev/null")), []string{"GPU-a"}},

@@ -102,10 +102,7 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 	switch {
 	case name == "" || strings.TrimSpace(name) != name:
 		return fmt.Errorf("%s names no device", Quote(item))
-	// gpu.coherent and gpu.noncoherent distinguish kinds of memory; some specifications call MIG
-	// devices mig or mig-1g.10gb.
-	case class == "gpu" || class == "gpu.coherent" || class == "gpu.noncoherent" || class == "mig" ||
-		strings.HasPrefix(class, "mig-"):
+	case IsGPUClass(class):
 		l.gpus = append(l.gpus, name)
 		if vendor == managementVendor && name == All {
 			// A container that manages the driver gets the channels as well.
@@ -115,6 +112,13 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 		return l.addOther(vendor, class, name, item)
 	}
 	return nil
+}
+
+// IsGPUClass reports whether the devices of a class of NVIDIA's CDI kinds are GPUs or MIG devices.
+// gpu.coherent and gpu.noncoherent distinguish kinds of memory; some specifications call MIG devices
+// mig or mig-1g.10gb.
+func IsGPUClass(class string) bool {
+	return slices.Contains([]string{"gpu", "gpu.coherent", "gpu.noncoherent", "mig"}, class) || strings.HasPrefix(class, "mig-")
 }
 
 // addOther adds a device that is no GPU.

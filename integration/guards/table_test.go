@@ -239,6 +239,8 @@ var table = [][]string{
 	{"devices: no link", "TestRefusedNodes", "Lstat", "Stat"},
 	{"devices: minor number", "TestRefusedNodes", "(w.minors == nil || slices.Contains(w.minors, node.Minor))"},
 	{"devices: display ones", "TestNodes"},
+	{"devices: one GPU for a node", "TestANumberThatTwoDevicesHave"},
+	{"devices: one right for a node", "TestANumberThatTwoDevicesHave"},
 	{"devices: numbers of this boot", "gpuinject TestAStaleCDIFile"},
 	{"config.json: no other device at a path", "TestT51AmbiguousOrHostileConfigurationsAreRefused"},
 	{"config.json: no key in another case", "TestT51AmbiguousOrHostileConfigurationsAreRefused"},

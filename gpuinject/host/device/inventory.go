@@ -47,10 +47,18 @@ func Discover(cfg config.Host) (Inventory, error) {
 	}
 	slices.SortFunc(inv.Excluded, compareBusID)
 	slices.SortFunc(found, func(a, b Fault) int { return compareBusID(a.GPU, b.GPU) })
+	gpusOf := map[int]int{} // how many have the minor
+	for _, f := range found {
+		gpusOf[f.GPU.Minor]++
+	}
 	for i, f := range found {
 		f.GPU.Index = i
+		if f.Reason == "" && gpusOf[f.GPU.Minor] > 1 { // guard: devices: one GPU for a node
+			f.Reason = fmt.Sprintf("read GPU information: %s: another GPU has the device minor %d as well", filepath.Join(dir, "gpus", f.GPU.BusID, "information"), f.GPU.Minor)
+		}
 		inv.add(f)
 	}
+	inv.withholdSharedRights()
 	return inv, nil
 }
 
@@ -83,9 +91,18 @@ func (inv *Inventory) Withhold(gpu GPU, reason string) {
 		return
 	}
 	for _, in := range inv.InstancesOf(gpu) {
-		inv.FaultyMIG = append(slices.Clone(inv.FaultyMIG), MIGFault{in, reason})
+		inv.WithholdMIG(in, reason)
 	}
-	inv.MIG = slices.DeleteFunc(slices.Clone(inv.MIG), func(in Instance) bool { return in.Minor == gpu.Minor })
+}
+
+// WithholdMIG makes a MIG device faulty for the given reason.
+func (inv *Inventory) WithholdMIG(in Instance, reason string) {
+	if inv.found == nil {
+		found := *inv
+		inv.found = &found
+	}
+	inv.FaultyMIG = append(slices.Clone(inv.FaultyMIG), MIGFault{in, reason})
+	inv.MIG = slices.DeleteFunc(slices.Clone(inv.MIG), in.is)
 }
 
 // Found returns the inventory as Discover found it, with the GPUs that are withheld.
@@ -155,6 +172,9 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	n, err := strconv.ParseUint(minor, 10, 20) // the kernel's minors have 20 bits
 	if err != nil {
 		return gpu, excluded, fmt.Errorf("device minor %.256q is not a number", minor)
+	}
+	if n == minorModeset || n == minorControl {
+		return gpu, excluded, fmt.Errorf("device minor %d is no GPU's", n)
 	}
 	gpu.Minor = int(n)
 	return gpu, excluded, nil

@@ -2,6 +2,7 @@ package device
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,6 +63,8 @@ func TestDiscover(t *testing.T) {
 		{"a GPU without a minor", information, "Model: x\n"},
 		{"a minor that is no number", information, "Device Minor: many\n"},
 		{"a minor that no kernel has", information, "Device Minor: 1048576\n"},
+		{"nvidiactl's minor", information, "Device Minor: 255\n"},
+		{"nvidia-modeset's minor", information, "Device Minor: 254\n"},
 		{"an information file without end", information, strings.Repeat("Model: x\n", 10000)},
 		{"a negative minor, which is no default", information, "Device Minor: -1\n"},
 		{"a capability without a minor", access, "DeviceFileMode: 292\n"},
@@ -99,6 +102,51 @@ func TestDiscover(t *testing.T) {
 			t.Errorf("the driver is there: %v", err)
 		}
 	})
+}
+
+// A node that stands for two GPUs, or for two rights, gives neither: a container of the one would
+// have the other.
+func TestANumberThatTwoDevicesHave(t *testing.T) {
+	const (
+		information = "proc/driver/nvidia/gpus/0000:c1:00.0/information"
+		ci          = "proc/driver/nvidia/capabilities/gpu2/mig/gi10/ci0/access"
+		gi          = "proc/driver/nvidia/capabilities/gpu3/mig/gi1/access"
+	)
+	right := func(minor int) string { return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor) }
+	for _, tt := range []struct {
+		name, file, text string
+		gpus, mig        []string // that are faulty
+	}{
+		{"the minor of a partitioned GPU", information, "GPU UUID: " + uuid("fef8089b") + "\nDevice Minor: 2\n", []string{"0000:65:00.0", "0000:c1:00.0"}, nil},
+		{"a compute instance with that of another", ci, right(giNode(2, 9) + 1), nil, []string{"2 9/0", "2 10/0"}},
+		{"a compute instance with its GPU instance's", ci, right(giNode(2, 10)), nil, []string{"2 10/0", "2 10/1"}},
+		{"a GPU instance with another GPU's", gi, right(giNode(2, 9)), nil, []string{"2 9/0", "3 1/0"}},
+		{"the right to configure MIG", gi, right(1), nil, []string{"3 1/0"}},
+		{"the right to watch MIG", ci, right(2), nil, []string{"2 10/0"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := migHost(t)
+			h.Write(tt.file, tt.text)
+			inv := h.discover()
+			var gpus, mig []string
+			for _, f := range inv.Faulty {
+				gpus = append(gpus, f.GPU.BusID)
+			}
+			for _, f := range inv.FaultyMIG {
+				mig = append(mig, fmt.Sprintf("%d %d/%d", f.Instance.Minor, f.Instance.GI, f.Instance.CI))
+			}
+			if !slices.Equal(gpus, tt.gpus) || !slices.Equal(mig, tt.mig) {
+				t.Errorf("faulty GPUs %q and MIG devices %q, want %q and %q", gpus, mig, tt.gpus, tt.mig)
+			}
+			for _, in := range inv.MIG {
+				for _, f := range inv.FaultyMIG {
+					if in.is(f.Instance) {
+						t.Errorf("%s is usable as well", in.Name())
+					}
+				}
+			}
+		})
+	}
 }
 
 // A GPU all of whose MIG devices are faulty is still partitioned, and its node gives neither.

@@ -120,6 +120,29 @@ func readAccess(cfg config.Host, dir string) (c Capability, gone bool, err error
 	return c, gone, err
 }
 
+// withholdSharedRights makes MIG devices faulty that have the node of a right in common with another
+// right: whoever has the one would have the other.
+func (inv *Inventory) withholdSharedRights() {
+	owner := map[uint32]string{1: "mig/config", 2: "mig/monitor"} // as nvidia-caps/mig-minors has them
+	shared := map[uint32]bool{}
+	for _, in := range inv.MIG {
+		for _, c := range in.rights() {
+			other, ok := owner[c.Minor]
+			shared[c.Minor] = shared[c.Minor] || ok && other != c.File
+			owner[c.Minor] = c.File
+		}
+	}
+	for _, in := range slices.Clone(inv.MIG) {
+		for _, c := range in.rights() {
+			if shared[c.Minor] { // guard: devices: one right for a node
+				inv.MIG = slices.DeleteFunc(inv.MIG, in.is)
+				inv.FaultyMIG = append(inv.FaultyMIG, MIGFault{in, fmt.Sprintf("read MIG capability: %s: another one has the minor %d as well", filepath.Join(inv.Config.ProcRoot, capabilitiesDir, c.File), c.Minor)})
+				break
+			}
+		}
+	}
+}
+
 // OnlyPresent returns the inventory without the GPUs that have no node here, and with the MIG
 // devices that lack one of their two capability nodes in WithheldMIG. It is for a host that is
 // itself a container (kind), where an unmasked procfs shows everything on the machine. A faulty GPU

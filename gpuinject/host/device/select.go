@@ -297,6 +297,9 @@ func (inv Inventory) faultyParent(id string, facts Facts) *Fault {
 		if gpu, _, ok := strings.Cut(id, ":"); ok && isIndex(gpu, f.GPU.Index) {
 			return &f
 		}
+		if isByInstances(id) && f.GPU.UUID != "" && hasPrefixFold(id, "MIG-"+f.GPU.UUID+"/") {
+			return &f
+		}
 		for _, g := range facts.GPUs {
 			named := isByInstances(id) && hasPrefixFold(id, "MIG-"+g.UUID+"/") ||
 				slices.ContainsFunc(g.Instances, func(in InstanceFacts) bool { return len(id) > len("MIG-") && hasPrefixFold(in.UUID, id) })
