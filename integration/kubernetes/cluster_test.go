@@ -392,24 +392,47 @@ func (c *cluster) startPlugin(life *testenv.Lifetime) error {
 		ids = append(ids, gpu.UUID)
 	}
 	c.Plugin = newPlugin(c.Driver, "nvidia.com/gpu", ids)
-	if err := c.Plugin.start(life); err != nil {
+	life.Cleanup(func() { c.Plugin.server.Stop() })
+	return c.servePlugin(c.Plugin)
+}
+
+// servePlugin starts a plugin, and returns when the node offers its devices.
+func (c *cluster) servePlugin(p *plugin) error {
+	if err := p.serve(); err != nil {
 		return err
 	}
-	return c.awaitDevices()
+	return c.awaitDevices(p)
+}
+
+// stopPlugin ends a plugin, and returns when the kubelet has noticed it. Until then a kubelet up to
+// 1.36 would close the connection to the resource's next plugin.
+func (c *cluster) stopPlugin(p *plugin) error {
+	if err := p.stop(); err != nil {
+		return err
+	}
+	return c.awaitOffer(p.resource, 0)
 }
 
 // awaitDevices returns when the node offers all devices of the plugin.
-func (c *cluster) awaitDevices() error { return c.awaitOffer(c.Plugin.resource, len(c.Plugin.ids)) }
+func (c *cluster) awaitDevices(p *plugin) error {
+	ids, _ := p.offered()
+	return c.awaitOffer(p.resource, len(ids))
+}
 
-// awaitOffer returns when the node offers that many devices of a resource.
+// awaitOffer returns when the node offers that many devices of a resource: to the kubelet's own
+// knowledge, and in its status, which is older.
 func (c *cluster) awaitOffer(resource string, count int) error {
 	return c.await("the device plugin's resources", func() error {
+		n, err := c.allocatable(resource)
+		if err != nil {
+			return err
+		}
 		node, err := c.node()
 		if err != nil {
 			return err
 		}
-		if q := node.Status.Allocatable[corev1.ResourceName(resource)]; int(q.Value()) != count {
-			return fmt.Errorf("the node offers %s %s, want %d", q.String(), resource, count)
+		if q := node.Status.Allocatable[corev1.ResourceName(resource)]; n != count || int(q.Value()) != count {
+			return fmt.Errorf("the node offers %s %s, and the kubelet %d, want %d", q.String(), resource, n, count)
 		}
 		return nil
 	})
@@ -426,7 +449,7 @@ func (c *cluster) restartKubelet(t testing.TB) {
 	if err := c.Plugin.register(); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.awaitDevices(); err != nil {
+	if err := c.awaitDevices(c.Plugin); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -434,10 +457,10 @@ func (c *cluster) restartKubelet(t testing.TB) {
 // restartPlugin ends the device plugin and starts it again.
 func (c *cluster) restartPlugin(t testing.TB) {
 	t.Helper()
-	if err := c.Plugin.restart(); err != nil {
+	if err := c.stopPlugin(c.Plugin); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.awaitDevices(); err != nil {
+	if err := c.servePlugin(c.Plugin); err != nil {
 		t.Fatal(err)
 	}
 }

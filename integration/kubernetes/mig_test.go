@@ -2,30 +2,25 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
-	"os"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// startPlugin starts a plugin until the test ends.
-func startPlugin(t *testing.T, p *plugin) *plugin {
+// startPluginFor starts a plugin until the test ends.
+func (c *cluster) startPluginFor(t *testing.T, p *plugin) {
 	t.Helper()
-	life := &testenv.Lifetime{}
-	if err := p.start(life); err != nil {
+	if err := c.servePlugin(p); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(life.End(), os.Remove(p.socket)); err != nil {
+		if err := c.stopPlugin(p); err != nil {
 			t.Error(err)
 		}
 	})
-	return p
 }
 
 // mig partitions GPUs for the rest of the test and has a device plugin hand the MIG devices out as
@@ -36,37 +31,33 @@ func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *pl
 	if err := c.Driver.Reconfigure(t.Context(), layout); err != nil {
 		t.Fatal(err)
 	}
-	var ids []string
-	for _, m := range c.Driver.MIG {
-		ids = append(ids, m.UUID)
-	}
-	p := c.Plugin
-	if resource != p.resource {
-		p = startPlugin(t, newPlugin(c.Driver, resource, nil))
-	}
-	before := p.ids
-	offer := func(ids []string) error {
-		p.mu.Lock()
-		p.ids = ids
-		p.mu.Unlock()
-		if err := p.register(); err != nil {
-			return err
-		}
-		return c.awaitOffer(resource, len(ids))
-	}
 	t.Cleanup(func() {
 		if err := c.Driver.Reconfigure(context.Background(), nil); err != nil {
 			t.Error(err)
 		}
-		p.use(strategy{list: envvar})
-		if err := offer(before); err != nil {
+	})
+	var ids []string
+	for _, m := range c.Driver.MIG {
+		ids = append(ids, m.UUID)
+	}
+	if resource != c.Plugin.resource {
+		p := newPlugin(c.Driver, resource, ids)
+		c.startPluginFor(t, p)
+		return p
+	}
+	before, _ := c.Plugin.offered()
+	offer := func(ids []string) {
+		c.Plugin.offer(ids)
+		if err := c.awaitDevices(c.Plugin); err != nil {
 			t.Error(err)
 		}
-	})
-	if err := offer(ids); err != nil {
-		t.Fatal(err)
 	}
-	return p
+	t.Cleanup(func() {
+		c.Plugin.use(strategy{list: envvar})
+		offer(before)
+	})
+	offer(ids)
+	return c.Plugin
 }
 
 // checkMIG finds in a container exactly the MIG devices that the kubelet allocated to

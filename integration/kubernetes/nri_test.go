@@ -45,7 +45,7 @@ func startNRIPlugin(t *testing.T) {
 func TestGPUOperatorsPluginOfNRI(t *testing.T) {
 	c := shared
 	c.namespace(t, operatorNamespace)
-	nvidia(t, "", "--device-list-strategy=cdi-cri")
+	nvidia(t, "nvidia.com/gpu", len(c.Driver.GPUs), "", "--device-list-strategy=cdi-cri")
 	startNRIPlugin(t)
 	all, one := c.Driver.GPUs, c.Driver.GPUs[1:2]
 	const management = "management.nvidia.com/gpu=all"

@@ -16,8 +16,9 @@ import (
 )
 
 // nvidia replaces the test's device plugin by NVIDIA's, on the simulated NVML, for the rest of the
-// test. config is its configuration file.
-func nvidia(t *testing.T, config string, args ...string) {
+// test, and returns when the node offers count devices of the resource. config is its configuration
+// file.
+func nvidia(t *testing.T, resource string, count int, config string, args ...string) {
 	t.Helper()
 	c, dir := shared, t.TempDir()
 	file := filepath.Join(dir, "config.yaml")
@@ -35,18 +36,20 @@ func nvidia(t *testing.T, config string, args ...string) {
 		Env: append(nvidiaEnv(t), "DP_DISABLE_HEALTHCHECKS=all"),
 	}
 	bindNodes(t)
+	if err := c.stopPlugin(c.Plugin); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		// It does not remove its specification.
 		_ = os.Remove(filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"))
-		// The kubelet must forget it before the test's own plugin registers again.
-		if err := c.Plugin.register(); err != nil {
-			t.Error(err)
-		}
-		if err := c.awaitDevices(); err != nil {
+		if err := errors.Join(c.awaitOffer(resource, 0), c.servePlugin(c.Plugin)); err != nil {
 			t.Error(err)
 		}
 	})
 	startNVIDIAs(t, p, "Registered device plugin for")
+	if err := c.awaitOffer(resource, count); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // bindNodes puts the driver's nodes below its root for the rest of the test: NVIDIA's programs look
@@ -158,7 +161,7 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 		{[]string{"--device-list-strategy=volume-mounts,cdi-annotations"}, cdi},
 	} {
 		t.Run(strings.ReplaceAll(strings.Join(tc.args, " "), "--", ""), func(t *testing.T) {
-			nvidia(t, "", tc.args...)
+			nvidia(t, "nvidia.com/gpu", len(c.Driver.GPUs), "", tc.args...)
 			one, two, none := newPod("nvidia-one", with(wait("main", plainImage), 1)), newPod("nvidia-two", with(wait("main", greedyImage), 2)), newPod("nvidia-none", wait("main", greedyImage))
 			for _, pod := range []*corev1.Pod{one, two, none} {
 				c.create(t, pod)
@@ -178,10 +181,7 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 	}
 	t.Run("time-slicing", func(t *testing.T) {
 		const config = "sharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - {name: nvidia.com/gpu, replicas: 3}\n"
-		nvidia(t, config, "--device-list-strategy=envvar")
-		if err := c.awaitOffer("nvidia.com/gpu.shared", 3*len(c.Driver.GPUs)); err != nil {
-			t.Fatal(err)
-		}
+		nvidia(t, "nvidia.com/gpu.shared", 3*len(c.Driver.GPUs), config, "--device-list-strategy=envvar")
 		var pods []*corev1.Pod
 		for range len(c.Driver.GPUs) + 1 { // so that two share one
 			pod := newPod("nvidia-slice", limited(wait("main", greedyImage), "nvidia.com/gpu.shared", 1))
@@ -206,10 +206,7 @@ func TestAPluginThatSharesGPUs(t *testing.T) {
 	}
 	p := newPlugin(c.Driver, resource, ids)
 	p.use(strategy{list: hami})
-	startPlugin(t, p)
-	if err := c.awaitOffer(resource, len(ids)); err != nil {
-		t.Fatal(err)
-	}
+	c.startPluginFor(t, p)
 	answered := c.Driver.GPUs[2].UUID
 	pod := newPod("hami", limited(wait("main", greedyImage), resource, 1), limited(wait("second", plainImage), resource, 1), wait("none", greedyImage))
 	c.create(t, pod)

@@ -53,37 +53,30 @@ type plugin struct {
 	deviceplugin.UnimplementedDevicePluginServer
 	driver   *sim.Driver
 	resource string
-	ids      []string
 	socket   string
 	server   *grpc.Server
 
 	mu       sync.Mutex
 	strategy strategy
+	ids      []string
+	changed  chan struct{} // closed when ids are replaced
 }
 
 func newPlugin(driver *sim.Driver, resource string, ids []string) *plugin {
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(resource) + ".sock"
 	return &plugin{
-		driver: driver, resource: resource, ids: ids,
+		driver: driver, resource: resource, ids: ids, changed: make(chan struct{}),
 		socket: filepath.Join(deviceplugin.DevicePluginPath, name), strategy: strategy{list: envvar},
 	}
 }
 
-// start serves the API and registers with the kubelet.
-func (p *plugin) start(life *testenv.Lifetime) error {
-	life.Cleanup(func() { p.server.Stop() })
-	return p.serve()
+// stop ends the plugin. The kubelet notices it later: see cluster.stopPlugin.
+func (p *plugin) stop() error {
+	p.server.Stop()
+	return os.Remove(p.socket)
 }
 
-// restart ends the plugin and starts it again.
-func (p *plugin) restart() error {
-	p.server.Stop() // removes its socket
-	if err := os.Remove(p.socket); err != nil {
-		return err
-	}
-	return p.serve()
-}
-
+// serve serves the API and registers with the kubelet.
 func (p *plugin) serve() error {
 	p.server = grpc.NewServer()
 	deviceplugin.RegisterDevicePluginServer(p.server, p)
@@ -102,7 +95,9 @@ func (p *plugin) hidden() string {
 	return filepath.Join(filepath.Dir(filepath.Dir(p.socket)), filepath.Base(p.socket))
 }
 
-// register makes the plugin known to a kubelet that has just started.
+// register makes the plugin known to a kubelet that does not know it. It must not do so twice: a
+// kubelet up to 1.36 reads both connections at once, so that an old list of devices can replace the
+// new one, and closes the new connection when the old one ends.
 func (p *plugin) register() error {
 	conn, err := grpc.NewClient("unix://"+deviceplugin.KubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -111,7 +106,12 @@ func (p *plugin) register() error {
 	defer conn.Close()
 	var last error
 	testenv.Until(func() bool {
-		// The kubelet removes what it finds in its directory when it starts.
+		// The kubelet removes what it finds in its directory before it listens.
+		listening, err := net.Dial("unix", deviceplugin.KubeletSocket)
+		if last = err; err != nil {
+			return false
+		}
+		listening.Close()
 		if last = os.Link(p.hidden(), p.socket); last != nil && !os.IsExist(last) {
 			return true
 		}
@@ -135,23 +135,42 @@ func (p *plugin) use(s strategy) {
 	p.strategy = s
 }
 
+// offer replaces the devices.
+func (p *plugin) offer(ids []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ids = ids
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// offered returns the devices, and a channel that is closed when they are replaced.
+func (p *plugin) offered() ([]string, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ids, p.changed
+}
+
 func (p *plugin) GetDevicePluginOptions(context.Context, *deviceplugin.Empty) (*deviceplugin.DevicePluginOptions, error) {
 	return &deviceplugin.DevicePluginOptions{}, nil
 }
 
 func (p *plugin) ListAndWatch(_ *deviceplugin.Empty, stream grpc.ServerStreamingServer[deviceplugin.ListAndWatchResponse]) error {
-	var devices []*deviceplugin.Device
-	p.mu.Lock()
-	ids := slices.Clone(p.ids)
-	p.mu.Unlock()
-	for _, id := range ids {
-		devices = append(devices, &deviceplugin.Device{ID: id, Health: deviceplugin.Healthy})
+	for {
+		ids, changed := p.offered()
+		response := &deviceplugin.ListAndWatchResponse{}
+		for _, id := range ids {
+			response.Devices = append(response.Devices, &deviceplugin.Device{ID: id, Health: deviceplugin.Healthy})
+		}
+		if err := stream.Send(response); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return nil
+		}
 	}
-	if err := stream.Send(&deviceplugin.ListAndWatchResponse{Devices: devices}); err != nil {
-		return err
-	}
-	<-stream.Context().Done()
-	return nil
 }
 
 func (p *plugin) Allocate(_ context.Context, r *deviceplugin.AllocateRequest) (*deviceplugin.AllocateResponse, error) {

@@ -266,6 +266,24 @@ func (c *cluster) allocated(t testing.TB, pod *corev1.Pod, container string) []s
 	return ids
 }
 
+// allocatable returns how many devices of a resource the kubelet can allocate or has allocated.
+func (c *cluster) allocatable(resource string) (n int, err error) {
+	conn, err := grpc.NewClient("unix://"+c.podResources(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	r, err := podresources.NewPodResourcesListerClient(conn).GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+	for _, d := range r.GetDevices() {
+		if d.ResourceName == resource {
+			n += len(d.DeviceIds)
+		}
+	}
+	return n, err
+}
+
 // gpus finds GPUs by their ids, those of replicas included.
 func (c *cluster) gpus(t testing.TB, ids ...string) []sim.GPU {
 	t.Helper()

@@ -208,7 +208,7 @@ func TestAContainerThatIsCreatedWhileTheKubeletRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready := make(chan error, 1)
-	go func() { ready <- errors.Join(c.Plugin.register(), c.awaitDevices()) }()
+	go func() { ready <- errors.Join(c.Plugin.register(), c.awaitDevices(c.Plugin)) }()
 	for done := false; !done; {
 		select {
 		case err := <-ready:
