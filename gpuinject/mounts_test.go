@@ -35,7 +35,7 @@ func TestVolumes(t *testing.T) {
 			places = append(places, l.Path)
 		}
 		var list []string
-		for _, dir := range []string{view.Dir, "/usr/bin/", "/usr/lib/"} {
+		for _, dir := range append(slices.Clone(view.Dirs), "/usr/bin/", "/usr/lib/") {
 			if slices.ContainsFunc(places, func(name string) bool { return strings.HasPrefix(name, dir) }) {
 				list = append(list, dir)
 			}
@@ -47,6 +47,7 @@ func TestVolumes(t *testing.T) {
 	}
 	volume := func(at string) func(*specs.Spec) { return mounting("/srv/volume", at) }
 	other := func(m specs.Mount) func(*specs.Spec) { return func(s *specs.Spec) { s.Mounts = append(s.Mounts, m) } }
+	elsewhere := view.Dirs[1] + " /usr/bin/ /usr/lib/"
 	const everywhere, noProgram, noLibrary = view.Dir + " /usr/bin/ /usr/lib/", view.Dir + " /usr/lib/ noted", view.Dir + " /usr/bin/ noted"
 	rows := []row{
 		{name: "over the programs", spec: volume("/usr/bin"), want: noProgram},
@@ -62,11 +63,15 @@ func TestVolumes(t *testing.T) {
 		// CVE-2026-119101: CRIU reads the name of such a mount as another one.
 		{name: "T72 the driver's place is a link to a name with CRIU's separator", image: func(root string) { symlink(t, "/opt/harmless]:name", root+view.Dir) }, kind: verdict.KindInvalid,
 			want: `refused: /usr/local/nvidia of the image is "/opt/harmless]:name", by a link`},
-		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+view.Dir) }, kind: verdict.KindInvalid,
-			want: "refused: /data"},
+		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+view.Dir) }, want: elsewhere},
+		{name: "at /usr", spec: volume("/usr"), want: view.Dirs[1] + " noted"},
+		{name: "at the root", spec: volume("/"), want: "refused: \"/\" ... " + strings.Join(view.Dirs, " or "), kind: verdict.KindInvalid},
 	}
-	for _, at := range []string{"/usr/local", view.Dir, view.Dir + "/lib64", "/"} {
-		rows = append(rows, row{name: "at " + at, spec: volume(at), want: "refused: \"" + at + "\"", kind: verdict.KindInvalid})
+	for _, at := range []string{"/usr/local", view.Dir, view.Dir + "/", view.Dir + "/lib64", view.Dir + "/lib64/sub"} {
+		rows = append(rows, row{name: "at " + at, spec: volume(at), want: elsewhere})
+		for _, other := range []string{"/opt", view.Dirs[1] + "/bin"} {
+			rows = append(rows, row{name: "at " + at + " and " + other, spec: all(volume(at), volume(other)), want: "refused: \"" + at + "\"", kind: verdict.KindInvalid})
+		}
 	}
 	for i, r := range rows {
 		rows[i].image = func(root string) {
@@ -118,11 +123,12 @@ func TestMessagesQuotePaths(t *testing.T) {
 	}
 	forged := view.Dir + "/x\nlevel=info msg=forged\x1b[31m"
 	table{env: devices("0"), show: show, rows: []row{
-		{name: "in a refusal", spec: mounting("/srv", forged), want: `refused: \nlevel=info ... \x1b`, kind: verdict.KindInvalid},
+		{name: "in a refusal", spec: all(mounting("/srv", forged), mounting("/srv", "/opt")), want: `refused: \nlevel=info ... \x1b`, kind: verdict.KindInvalid},
 		{name: "in a note", spec: mounting("/srv", "/\n/../usr/bin"), want: "true false"},
 	}}.run(t)
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	mounting("/srv", forged+strings.Repeat("x", 2000))(spec)
+	mounting("/srv", "/opt")(spec)
 	_, err := resolve(t, hostConfig(t), spec, noProbe)
 	refused(t, err, verdict.KindInvalid)
 	if len(err.Error()) > 800 {

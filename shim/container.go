@@ -74,7 +74,8 @@ func notSuspended(id string) error {
 // restoration is what Create keeps for Start, which restores the container from a checkpoint.
 type restoration struct {
 	mask *procmask.Mask // nil if the container gets none
-	view string         // of this host
+	// view is the view's path on this host, viewDir its place in the container.
+	view, viewDir string
 }
 
 // gpuMemory is what is kept about the limits of a container's GPU memory.

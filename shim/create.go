@@ -140,7 +140,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	kept.hasGPU, kept.gpus, kept.addresses, kept.memory = plan.GPU, exchangeable(plan), plan.Proc.GPUs, newGPUMemory(c, plan)
 	created := ready
 	if r.Checkpoint != "" && plan.GPU {
-		kept.restoration = restoration{mask: mask, view: plan.Changes.View.Root}
+		kept.restoration = restoration{mask: mask, view: plan.Changes.View.Root, viewDir: plan.Changes.View.Dir}
 		created, mask = restoring, nil
 	}
 	defer mask.Close()

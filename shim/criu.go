@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -25,7 +26,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
@@ -144,7 +144,11 @@ func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c 
 		return nil, err
 	}
 	external := map[string]string{procmask.Dir: procmask.Dir}
-	files, err := mountsBelow(fmt.Sprint(state.Pid), view.Dir)
+	var plan gpuinject.Plan
+	if err = json.Unmarshal(record, &plan); err != nil || len(plan.Mounts) == 0 {
+		return nil, fmt.Errorf("nvidia: the record of container %s does not say where its driver is: %w", r.ID, cmp.Or(err, errors.New("it has no mount")))
+	}
+	files, err := mountsBelow(fmt.Sprint(state.Pid), plan.Mounts[0].Destination) // of the view
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +179,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		return nil, toGRPC(err)
 	}
 	for _, file := range files {
-		external[view.Dir+strings.TrimPrefix(file, c.restoration.view)] = file
+		external[c.restoration.viewDir+strings.TrimPrefix(file, c.restoration.view)] = file
 	}
 	if c.restoration.mask != nil { // guard: shim: mask before restored processes
 		external[procmask.Dir] = filepath.Join(c.bundle, restoredMask)

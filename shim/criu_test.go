@@ -92,7 +92,7 @@ func (f *checkpointTasks) serviceWith(t *testing.T, c gpuContainer) *Service {
 			c.state = suspended
 		}
 	}
-	check(t, os.WriteFile(filepath.Join(c.bundle, gpuinject.RecordName), []byte("{}"), 0o600))
+	check(t, os.WriteFile(filepath.Join(c.bundle, gpuinject.RecordName), []byte(`{"mounts":[{"destination":"/usr/local/nvidia"}]}`), 0o600))
 	s.put("c", c)
 	return s
 }

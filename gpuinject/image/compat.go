@@ -59,7 +59,7 @@ func (r *Root) findCompat(hostDriver string) Compat {
 	c := Compat{Dir: dir}
 	// guard: image: no line feed in a path
 	// guard: image: no compatibility below the view
-	if !ldcache.IsConfDir(dir) || strings.HasPrefix(dir+"/", view.Dir+"/") {
+	if !ldcache.IsConfDir(dir) || slices.ContainsFunc(view.Dirs, func(own string) bool { return strings.HasPrefix(dir+"/", own+"/") }) {
 		c.Reason = fmt.Sprintf("the directory %.256q cannot be used", dir)
 		return c
 	}

@@ -23,7 +23,7 @@ func (v View) Ensure(stateDir string) error {
 
 // MakeLinks creates the links in the image. A link that cannot be created becomes a bind mount.
 func (ch *Changes) MakeLinks(root *image.Root) error {
-	own, err := root.Target(view.Dir)
+	own, err := root.Target(ch.View.Dir)
 	if err != nil {
 		return err
 	}

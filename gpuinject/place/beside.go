@@ -40,7 +40,7 @@ func Beside(files driver.Files, img image.Image, every bool) (list []Bind) {
 			}
 		}
 		if l.Dir != "" { // in no view, but at its own path
-			put(l.Name, libraryFile(l, l.Name))
+			put(l.Name, path.Join(l.Dir, l.Name))
 		}
 		dir := img.LibDir
 		if l.Bits == 32 {

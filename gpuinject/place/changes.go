@@ -196,6 +196,8 @@ type View struct {
 	// Spec is the layout of the files that are in the view, Root its path on the host.
 	Spec view.Spec
 	Root string
+	// Dir is where the container finds it: one of view.Dirs.
+	Dir string
 }
 
 // mountFile adds the mount of a file of the host or, if it has a name in it, of the view at viewRoot.

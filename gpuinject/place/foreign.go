@@ -5,11 +5,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // maxSearched bounds the directories that are searched for libraries, maxFound what is opened in each.
@@ -19,12 +17,12 @@ const maxSearched, maxFound = 32, 8
 // that have the same name: LD_PRELOAD and LD_LIBRARY_PATH go before its cache. Libraries of two
 // drivers in one process fail, and a stub of libcuda finds no GPU. The variables are the
 // container's, so they are left alone. beside are the files that the container gets outside the view.
-func warnOfForeign(c Container, root RootFS, img image.Image, files driver.Files, beside []Bind) (log verdict.Log) {
+func warnOfForeign(c Container, root RootFS, img image.Image, view View, beside []Bind) (log verdict.Log) {
 	if img.LibC == "" {
 		return log
 	}
 	var names []string
-	for _, l := range files.Libraries {
+	for _, l := range view.Files.Libraries {
 		names = append(names, loaderNames(l)...)
 	}
 	for _, s := range searchedFirst(c.Spec.Process.Env, names) {

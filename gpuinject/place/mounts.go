@@ -1,10 +1,12 @@
 package place
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -28,11 +30,9 @@ func Files(c Container, root RootFS, g Given, compatDriver string) (Changes, err
 	if img.Compat.Use {
 		g.Files = withoutCompat(g.Files)
 	}
-	view, err := newView(c.Host.StateDir, g.Files)
-	viewAt := ""
-	if err == nil {
-		viewAt, err = checkViewDir(root, g.Request.Reason)
-	}
+	viewDir, viewAt, viewErr := chooseViewDir(root, g.Request.Reason, &linker.Log)
+	view, err := newView(c.Host.StateDir, viewDir, g.Files)
+	err = cmp.Or(err, viewErr)
 	if err == nil {
 		err = CheckProc(root, g.Masked)
 	}
@@ -40,9 +40,9 @@ func Files(c Container, root RootFS, g Given, compatDriver string) (Changes, err
 		return Add(err, linker, view)
 	}
 	beside := filesBeside(root, img, g.Files, linker.Linker.Cache == hidden, &view.Log)
-	view.Log.Join(warnOfForeign(c, root, img, g.Files, beside))
+	view.Log.Join(warnOfForeign(c, root, img, *view.View, beside))
 	made, own := filesInBundle(c, g)
-	placed, err := place(root, viewAt, view.View.Root, append(beside, made...))
+	placed, err := place(root, viewAt, *view.View, append(beside, made...))
 	var sockets, nodes Changes
 	if err == nil {
 		sockets, err = mountSockets(c, root, g)
@@ -50,7 +50,7 @@ func Files(c Container, root RootFS, g Given, compatDriver string) (Changes, err
 	if err != nil {
 		return Add(err, linker, view, own, placed, sockets)
 	}
-	loader := findableByLoader(c, root, img, g.Files)
+	loader := findableByLoader(c, root, img, viewDir, g.Files)
 	nodes, err = addNodes(c, g.Nodes)
 	return Add(err, linker, view, own, placed, sockets, loader, nodes)
 }
@@ -97,30 +97,52 @@ func inspect(compatDriver string, root RootFS, compute bool) (img image.Image, c
 	return img, ch
 }
 
-// checkViewDir refuses a container if its own mounts or its image occupy the view's mount point, or
-// if that cannot be created. It returns the path of the mount point in the image.
-func checkViewDir(root RootFS, reason string) (string, error) {
-	way, err := root.Way(view.Dir)
-	if err != nil {
-		return "", verdict.Invalid("%w", err)
+// chooseViewDir returns the first of view.Dirs that the container's volumes leave free, and its path
+// in the image. It refuses a container if there is none, or if nothing can be mounted there.
+func chooseViewDir(root RootFS, reason string, log *verdict.Log) (dir, at string, err error) {
+	over := "" // the volume at the first
+	for _, dir := range view.Dirs {
+		way, wayErr := root.Way(dir)
+		if wayErr != nil {
+			return view.Dir, "", verdict.Invalid("%w", wayErr)
+		}
+		at = way[len(way)-1]
+		volume, taken := root.volumeAt(way)
+		if !taken {
+			if dir != view.Dir {
+				log.Note("the container mounts %s over %s: the driver is at %s", request.Quote(over), view.Dir, dir)
+			}
+			return dir, at, checkViewDir(root, dir, at, reason)
+		}
+		over = cmp.Or(over, volume.Destination)
 	}
-	at := way[len(way)-1]
-	if criu.HasSeparator(at) { // guard: view: no place with CRIU's separators
-		return "", verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", view.Dir, request.Quote(at))
-	}
-	for _, v := range root.Volumes {
+	return view.Dir, "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(over), strings.Join(view.Dirs, " or "))
+}
+
+// volumeAt returns the first volume over or below the last path of way, or over another one.
+func (r RootFS) volumeAt(way []string) (Volume, bool) {
+	for _, v := range r.Volumes {
 		over := func(name string) bool { return IsBelow(name, v.At) }
-		if slices.ContainsFunc(way, over) || IsBelow(v.At, at) { // guard: view: no volume there
-			return "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), view.Dir)
+		if slices.ContainsFunc(way, over) || IsBelow(v.At, way[len(way)-1]) { // guard: view: no volume there
+			return v, true
 		}
 	}
+	return Volume{}, false
+}
+
+// checkViewDir refuses a container if its image occupies the view's mount point, which is at there, or
+// if that cannot be created.
+func checkViewDir(root RootFS, dir, at, reason string) error {
+	if criu.HasSeparator(at) { // guard: view: no place with CRIU's separators
+		return verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", dir, request.Quote(at))
+	}
 	if at == "/" { // guard: view: not over the root
-		return "", verdict.Invalid("%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", view.Dir)
+		return verdict.Invalid("%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", dir)
 	}
-	if err := root.CanBeThere(view.Dir); err != nil && !root.Hides(at) {
-		return "", verdict.Precondition("%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, view.Dir, err)
+	if err := root.CanBeThere(dir); err != nil && !root.Hides(at) {
+		return verdict.Precondition("%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, dir, err)
 	}
-	return at, nil
+	return nil
 }
 
 // filesBeside lists the files that the container also finds outside the view: with every, all
@@ -142,8 +164,8 @@ func filesBeside(root RootFS, img image.Image, files driver.Files, every bool, l
 // place decides how each file gets to its destination: by a link if the file is in the view and the
 // image has nothing there, otherwise by a bind mount. A link is cheaper: runc needs many system
 // calls to create the mount point of a bind. own is the path of the view in the image; an earlier
-// container's link into it is replaced. viewRoot is its path on the host.
-func place(root RootFS, own, viewRoot string, files []Bind) (ch Changes, err error) {
+// container's link into it is replaced.
+func place(root RootFS, own string, v View, files []Bind) (ch Changes, err error) {
 	linkable := true
 	for _, f := range files {
 		at, free, err := freePlace(root, f.Destination, &ch.Log)
@@ -156,7 +178,7 @@ func place(root RootFS, own, viewRoot string, files []Bind) (ch Changes, err err
 		if f.Name != "" && linkable && !root.Hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
-				ch.Links = append(ch.Links, Link{f.Destination, path.Join(view.Dir, f.Name), f.Name})
+				ch.Links = append(ch.Links, Link{f.Destination, path.Join(v.Dir, f.Name), f.Name})
 				continue
 			}
 			if !errors.Is(err, fs.ErrExist) {
@@ -164,7 +186,7 @@ func place(root RootFS, own, viewRoot string, files []Bind) (ch Changes, err err
 				linkable = false
 			}
 		}
-		ch.mountFile(f, viewRoot)
+		ch.mountFile(f, v.Root)
 	}
 	return ch, nil
 }

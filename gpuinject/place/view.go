@@ -14,13 +14,13 @@ import (
 // viewOptions are the mount options of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"} // guard: view: options of its mount
 
-// newView lays out the driver's files in a view and mounts it. It refuses files that were replaced
+// newView lays out the driver's files in a view and mounts it at dir. It refuses files that were replaced
 // on the host by those of another version, unless the view with them is still there and holds all of
 // them as they were.
-func newView(stateDir string, files driver.Files) (ch Changes, err error) {
-	v := View{Files: files, Spec: layOut(files)}
+func newView(stateDir, dir string, files driver.Files) (ch Changes, err error) {
+	v := View{Files: files, Spec: layOut(files), Dir: dir}
 	v.Root = view.Path(stateDir, v.Spec)
-	ch = Changes{View: &v, Mounts: []Mount{{v.Root, view.Dir, viewOptions, true}}}
+	ch = Changes{View: &v, Mounts: []Mount{{v.Root, dir, viewOptions, true}}}
 	if files.Replaced == "" {
 		return ch, nil
 	}

@@ -65,13 +65,13 @@ func nameInView(l driver.Library, name string) string {
 	return path.Join(LibraryDir(l), name)
 }
 
-// libraryFile returns the path of a library in the container: in the view, or at its own path, which
-// has no links.
-func libraryFile(l driver.Library, name string) string {
+// libraryFile returns the path of a library in the container: in the view, which is at dir, or at
+// its own path, which has no links.
+func libraryFile(dir string, l driver.Library, name string) string {
 	if l.Dir != "" {
 		return path.Join(l.Dir, l.Name)
 	}
-	return path.Join(view.Dir, nameInView(l, name))
+	return path.Join(dir, nameInView(l, name))
 }
 
 // loaderNames returns the names by which a program can ask the loader for a library.
@@ -91,17 +91,17 @@ func loaderNames(l driver.Library) (names []string) {
 // loaderEntries returns the names by which a program can ask the loader for the driver's libraries,
 // and the directories of these libraries. A library in a subdirectory (vdpau, gbm) is opened by its
 // path.
-func loaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
-	dirs = []string{path.Join(view.Dir, viewLib)}
+func loaderEntries(viewDir string, files driver.Files) (entries []ldcache.Entry, dirs []string) {
+	dirs = []string{path.Join(viewDir, viewLib)}
 	for _, l := range files.Libraries {
 		if l.Subdir != "" {
 			continue
 		}
-		if dir := path.Dir(libraryFile(l, l.Name)); !slices.Contains(dirs, dir) {
+		if dir := path.Dir(libraryFile(viewDir, l, l.Name)); !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
 		for _, name := range loaderNames(l) {
-			entries = append(entries, ldcache.Entry{Name: name, Path: libraryFile(l, name), Flags: l.Flags})
+			entries = append(entries, ldcache.Entry{Name: name, Path: libraryFile(viewDir, l, name), Flags: l.Flags})
 		}
 	}
 	return entries, dirs

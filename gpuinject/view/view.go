@@ -23,6 +23,10 @@ import (
 // always pointed there.
 const Dir = "/usr/local/nvidia"
 
+// Dirs are the places for a view, the best first. Another than Dir is for a container that has a
+// volume of its own there.
+var Dirs = []string{Dir, "/opt/nvidia-driver"}
+
 // Spec lists what a view holds.
 type Spec struct {
 	// Driver identifies the current driver files; a view of another driver is out of date.

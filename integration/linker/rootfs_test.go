@@ -119,14 +119,17 @@ func TestT53AVolumeWhereTheDriverGoes(t *testing.T) {
 		}
 		return dir
 	}
-	bind := func(src, dst string) []string {
-		return []string{"type=bind,src=" + src + ",dst=" + dst + ",options=rbind:rw"}
+	bind := func(src string, dst ...string) (list []string) {
+		for _, at := range dst {
+			list = append(list, "type=bind,src="+src+",dst="+at+",options=rbind:rw")
+		}
+		return list
 	}
-	t.Run("over the driver's place it is refused", func(t *testing.T) {
+	t.Run("over both of the driver's places it is refused", func(t *testing.T) {
 		for _, dst := range []string{"/usr/local/nvidia", "/usr/local", "/usr/local/nvidia/", "/usr/local/../local/nvidia", "/usr", "/usr/local/nvidia/lib64/sub"} {
 			dir := volume(t)
 			before := simhost.Files(t, dir)
-			r := h.Run(t, testenv.RunOptions{Image: image, Env: []string{one}, Mounts: bind(dir, dst), Args: []string{"true"}})
+			r := h.Run(t, testenv.RunOptions{Image: image, Env: []string{one}, Mounts: bind(dir, dst, "/opt"), Args: []string{"true"}})
 			if r.ExitCode == 0 {
 				t.Errorf("%s: it started", dst)
 			}
@@ -157,14 +160,21 @@ func TestT53AVolumeWhereTheDriverGoes(t *testing.T) {
 		{"the parent of the library directory", "/usr/lib", func(t *testing.T) []images.File { return libs(t, base) }},
 		{"the parent of the library directory by its other name", "/lib", func(t *testing.T) []images.File { return libs(t, base) }},
 		{"the directory of programs", "/usr/bin", func(t *testing.T) []images.File { return busybox(t) }},
+		{"the driver's place", "/usr/local/nvidia", func(*testing.T) []images.File { return nil }},
+		{"the parent of the driver's place", "/usr/local", func(*testing.T) []images.File { return nil }},
+		{"a directory of the driver's place", "/usr/local/nvidia/lib64", func(*testing.T) []images.File { return nil }},
 		{"the directory of programs by its other name", "/bin", func(t *testing.T) []images.File { return busybox(t) }},
 	} {
 		t.Run("at "+test.name+" nothing is made in it", func(t *testing.T) {
 			dir := volume(t, test.files(t)...)
 			before := simhost.Files(t, dir)
 			id := start(t, h, testenv.RunOptions{Image: image, Mounts: bind(dir, test.dst), Env: []string{"NVIDIA_DRIVER_CAPABILITIES=all"}})
-			out := h.Sh(t, id, dlopen+"; /usr/local/nvidia/bin/nvidia-smi -L; cat /proc/self/mountinfo")
-			simhost.Want(t, out, loaded, h.Driver.GPUs[0].UUID)
+			out := h.Sh(t, id, dlopen+"; PATH=/usr/local/nvidia/bin:/opt/nvidia-driver/bin:$PATH nvidia-smi -L; cat /proc/self/mountinfo")
+			want := loaded
+			if strings.HasPrefix(test.dst, "/usr/local") {
+				want = strings.ReplaceAll(loaded, "/usr/local/nvidia", "/opt/nvidia-driver")
+			}
+			simhost.Want(t, out, want, h.Driver.GPUs[0].UUID)
 			for line := range strings.Lines(out) {
 				if f := strings.Fields(line); len(f) > 5 && strings.HasPrefix(f[4], test.dst+"/") {
 					t.Errorf("mounted below the volume: %s", line)
