@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -68,6 +70,26 @@ func TestAMIGDeviceOfAGPUWhoseListCannotBeRead(t *testing.T) {
 	table{show: showMIG, host: h, rows: []row{
 		{name: "by its instances", env: devices(h.older("5/0")), want: "refused: a MIG device of GPU 1 ... cannot be used ... " + dir},
 		{name: "others", env: devices("all"), want: "GPU 0, GPU 2"},
+	}}.run(t)
+}
+
+// A library of the driver that containers do not get through a fault of the host is in the plan.
+func TestARefusedLibraryIsNoted(t *testing.T) {
+	h := newHost(t, sim.Options{GPUs: 1})
+	file := filepath.Join(h.Root, h.Layout.LibDir(), "libnvidia-nvvm.so."+h.Version)
+	text, err := os.ReadFile(file)
+	testtree.Check(t, err)
+	testtree.Check(t, os.Remove(file))
+	testtree.Check(t, os.WriteFile(file, text, 0o644))
+	testtree.Check(t, os.Chmod(file, 0o666))
+	note := file + " is not given: it is writable by users other than root"
+	noted := func(p Plan) string {
+		return fmt.Sprint(slices.ContainsFunc(p.Notes, func(n string) bool { return strings.HasPrefix(n, note) }))
+	}
+	table{show: noted, host: h, env: devices("0"), rows: []row{
+		{name: "compute", env: caps("compute"), want: "true"},
+		{name: "compute again", env: caps("compute"), want: "true"},
+		{name: "utility", env: caps("utility"), want: "false"},
 	}}.run(t)
 }
 

@@ -91,6 +91,9 @@ func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (place
 			chosen.Note("%s: this host's driver has no %s", capability, name)
 		}
 	}
+	for _, r := range found.RefusedFor(g.Request.Capabilities) {
+		chosen.Note("%s is not given: it %s", r.Path, r.Reason)
+	}
 	chosen.Join(nodes.Log)
 	if err != nil {
 		return chosen, err

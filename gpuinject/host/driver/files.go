@@ -143,7 +143,7 @@ func (f Files) Short(caps []string) Files {
 	want := implied(caps)
 	s := f.For(caps)
 	s.Only = slices.Clone(caps)
-	s.Refused, s.LeftOut, s.Others, s.Stamps, s.Searched = nil, nil, nil, nil, nil
+	s.Refused, s.LeftOut, s.Others, s.Stamps, s.Searched = f.RefusedFor(caps), nil, nil, nil, nil
 	s.Missing, s.Problems = nil, map[string]string{}
 	for _, m := range f.Missing {
 		if capability, _, _ := strings.Cut(m, ": "); slices.Contains(want, capability) {
@@ -156,6 +156,20 @@ func (f Files) Short(caps []string) Files {
 		}
 	}
 	return s
+}
+
+// RefusedFor returns the refused libraries of these capabilities of which no 64-bit copy is given.
+func (f Files) RefusedFor(caps []string) (list []Refused) {
+	want := implied(caps)
+	for _, r := range f.Refused {
+		name := path.Base(r.Path)
+		stem, version, _ := SplitName(name)
+		wanted := version == f.Version && slices.ContainsFunc(Capabilities(stem), func(c string) bool { return slices.Contains(want, c) })
+		if wanted && !slices.ContainsFunc(f.Libraries, func(l Library) bool { return l.Name == name && l.Bits == 64 }) {
+			list = append(list, r)
+		}
+	}
+	return list
 }
 
 // Check returns an error if one of these capabilities is not available: libcuda for compute and

@@ -145,6 +145,30 @@ func TestT63DriverContainer(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a refused library is that of its capabilities, unless there is another copy", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("usr/lib64", version)
+		name := "libnvidia-nvvm.so." + version
+		r.Check(os.Chmod(r.lib("usr/lib64/"+name, "libnvidia-nvvm.so.4"), 0o666))
+		refused := func(caps ...string) int {
+			files := r.discover()
+			short := files.Short(caps)
+			if !slices.Equal(short.RefusedFor(caps), files.RefusedFor(caps)) {
+				t.Errorf("of the short list %v, of the long one %v", short.RefusedFor(caps), files.RefusedFor(caps))
+			}
+			return len(files.RefusedFor(caps))
+		}
+		if n := refused("compute", "utility"); n != 1 {
+			t.Errorf("%d refused", n)
+		}
+		if n := refused("utility"); n != 0 {
+			t.Errorf("%d refused for another capability", n)
+		}
+		r.lib("usr/lib/"+name, "libnvidia-nvvm.so.4")
+		if n := refused("compute"); n != 0 {
+			t.Errorf("%d refused beside a copy", n)
+		}
+	})
 	t.Run("a set-user-id program is refused", func(t *testing.T) {
 		r := newRoot(t)
 		r.Check(os.Chmod(r.Write("usr/bin/nvidia-smi", ""), 0o755|os.ModeSetuid))
