@@ -148,6 +148,10 @@ func TestNodesAreAsTheDriversParametersSay(t *testing.T) {
 			h.Write(caps+"gpu0/mig/gi1/access", "DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
 			h.Write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
 		}, nil, append([]string{"nvidia-caps/nvidia-cap1 511:1 0400 0:0", "nvidia-caps/nvidia-cap12 511:12 0444 0:0"}, usual...), true, "nvidia-cap12 made"},
+		{"a capability whose file cannot be read", func(h host) {
+			h.Write(caps+"mig/config", "DeviceFileMinor: many\n")
+			h.Write(caps+"mig/monitor", "DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+		}, nil, append([]string{"nvidia-caps/nvidia-cap2 511:2 0444 0:0"}, usual...), true, "nvidia-cap2 made"},
 		{"a capability whose node is not to be made", func(h host) {
 			h.Write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 0\n")
 		}, nil, usual, false, "nvidia-cap1 missing"},

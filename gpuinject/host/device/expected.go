@@ -97,18 +97,13 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 }
 
 // capabilities returns those of MIG as a whole, if the driver knows MIG, and of the instances that
-// exist.
+// exist, without those whose files cannot be read: only their own nodes are not known.
 func (inv Inventory) capabilities() ([]Capability, error) {
 	var list []Capability
 	for _, name := range []string{"mig/config", "mig/monitor"} {
-		c, err := readCapability(inv.Config, name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		if c, err := readCapability(inv.Config, name); err == nil {
+			list = append(list, c)
 		}
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, c)
 	}
 	for _, gpu := range inv.GPUs {
 		mig, err := readMIG(inv.Config, gpu)
