@@ -54,6 +54,8 @@ func (c gpuContainer) permit(what call, id string) (rule, error) {
 	switch {
 	case what == callCreate:
 		return deny, fmt.Errorf("container %s: %w", id, errdefs.ErrAlreadyExists)
+	case c.state == deleting:
+		text = "nvidia: container %s is being deleted: nothing can be done with it but that"
 	case what == callPlace:
 		return deny, notSuspended(id)
 	case what == callLimit:

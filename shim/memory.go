@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/log"
@@ -85,16 +86,41 @@ func (m gpuMemory) set(ctx context.Context, id string, limits []memlimit.Limit) 
 	return h.Set(m.cgroup, m.namespace, id, limits)
 }
 
+// checkCgroup returns an error if a created container with limits has left the cgroup that has them.
+func (s *Service) checkCgroup(ctx context.Context, id string, m gpuMemory) error {
+	if len(m.limits) == 0 {
+		return nil
+	}
+	state, err := s.State(ctx, &taskapi.StateRequest{ID: id})
+	if err != nil || state.Status != task.Status_CREATED {
+		return nil // the embedded service refuses it
+	}
+	now, err := gpumemory.Find(int(state.Pid))
+	if err == nil && now != m.cgroup { // guard: memory: no start in another cgroup
+		err = fmt.Errorf("it was moved to %s", now.Path)
+	}
+	if err != nil {
+		err = fmt.Errorf("nvidia: container %s is not in its cgroup %s, whose GPU memory is limited: %w: create it again", id, m.cgroup.Path, err)
+		return &classified{err, errdefs.ErrFailedPrecondition}
+	}
+	return nil
+}
+
 // takeBackMemory takes the limits of a container back that is about to be deleted. Deletion goes on
 // after an error: a GPU that hangs must not keep the container.
 func (s *Service) takeBackMemory(ctx context.Context, id string) {
-	m := s.get(id).memory
-	if m.cgroup == (gpumemory.Cgroup{}) {
+	if s.get(id).memory.cgroup == (gpumemory.Cgroup{}) {
 		return
 	}
+	s.limiting.Lock() // guard: memory: no change while limits are taken back
+	defer s.limiting.Unlock()
+	c := s.get(id)
 	if now := s.status(ctx, id); now != task.Status_STOPPED && now != task.Status_CREATED {
 		return // Delete is refused
 	}
+	c.state = deleting // guard: memory: no start after limits are taken back
+	s.update(id, c)
+	m := c.memory
 	h, err := m.host()
 	if err == nil {
 		err = fault.Point("take-back")
@@ -139,6 +165,8 @@ func (s *Service) limit(ctx context.Context, id string, annotations map[string]s
 	}
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
+	s.limiting.Lock()
+	defer s.limiting.Unlock()
 	c := s.get(id)
 	if _, err := c.permit(callLimit, id); err != nil {
 		return err
@@ -153,7 +181,7 @@ func (s *Service) limit(ctx context.Context, id string, annotations map[string]s
 	if m.cannot != "" {
 		return verdict.Precondition("the GPU memory of container %s cannot be limited: %s", id, m.cannot)
 	}
-	limits, err := memlimit.Change(wish, m.max, m.uuids)
+	limits, err := memlimit.Change(wish, m.max, m.uuids, m.limits)
 	if err != nil {
 		return err
 	}
@@ -238,6 +266,7 @@ var unable = []struct {
 	{probe.ErrNotCgroup2, "start the host with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)"},
 	{probe.ErrNotPersistent, ""}, // it says that
 	{probe.ErrNotPermitted, "run containerd as root of the host"},
+	{gpumemory.ErrNotOwn, "give each container a cgroup of its own"},
 }
 
 // wished reports whether an error means that this host cannot limit memory, and only requests would

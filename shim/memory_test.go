@@ -30,7 +30,7 @@ type limitedTasks struct {
 }
 
 func (f *limitedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
-	return &taskapi.StateResponse{Status: f.status}, nil
+	return &taskapi.StateResponse{Status: f.status, Pid: uint32(f.pid)}, nil
 }
 
 // limitedHost is a host with driver 615 and cgroup v2 alone, and a service.
@@ -64,16 +64,23 @@ func newLimitedHost(t *testing.T, variable, script string) *limitedHost {
 	})
 	t.Setenv(config.EnvFile, h.ConfigPath)
 	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(h.StateDir, "view"), unix.MNT_DETACH) })
-	h.bundle = gpuBundle(t, admin)
-	raw, err := os.ReadFile(filepath.Join(h.bundle, "config.json"))
-	check(t, err)
-	raw = []byte(strings.Replace(string(raw), `"NVIDIA_VISIBLE_DEVICES=0"`, `"NVIDIA_VISIBLE_DEVICES=0","`+variable+`"`, 1))
-	check(t, os.WriteFile(filepath.Join(h.bundle, "config.json"), raw, 0o600))
+	h.bundle = limitedBundle(t, variable)
 	putUnprepared(t, `echo "$questions" >>`+h.asked()+"\n"+script)
 	h.tasks.pid, h.tasks.status = init.Process.Pid, task.Status_CREATED
 	h.Service, _ = serviceAround(&h.tasks.fakeTasks)
 	h.TTRPCTaskService = &h.tasks
 	return h
+}
+
+// limitedBundle returns the bundle of a container with GPU 0 and a variable.
+func limitedBundle(t *testing.T, variable string) string {
+	t.Helper()
+	bundle := gpuBundle(t, admin)
+	raw, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	check(t, err)
+	raw = []byte(strings.Replace(string(raw), `"NVIDIA_VISIBLE_DEVICES=0"`, `"NVIDIA_VISIBLE_DEVICES=0","`+variable+`"`, 1))
+	check(t, os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o600))
+	return bundle
 }
 
 // removeCgroup removes the container's cgroup when its processes have ended.
@@ -290,6 +297,115 @@ func TestLimitsOfAShimThatWasKilled(t *testing.T) {
 	if got := h.questions(t); got != "" {
 		t.Errorf("again: %q", got)
 	}
+}
+
+// Delete has taken the limits back, and failed then.
+func TestNothingIsDoneWithAContainerWithoutItsLimits(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", kept)
+	check(t, h.create(t))
+	h.tasks.deleteErr = fmt.Errorf("runc fails")
+	if _, err := h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err == nil {
+		t.Error("deleted")
+	}
+	wantText(t, h.change(t, "6Gi"), "container c is being deleted")
+	_, err := h.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	wantText(t, err, "container c is being deleted")
+	if got := h.questions(t); got != "set 8192 8192, set 0 none" || h.records() != 0 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+	h.tasks.deleteErr = nil
+	_, err = h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+	check(t, err)
+}
+
+// An update and Delete wait for each other: the last limit is taken back.
+func TestAnUpdateAndDeleteWaitForEachOther(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	step := filepath.Join(t.TempDir(), "step")
+	check(t, unix.Mkfifo(step, 0o600))
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", `case "$questions" in *'"hard":8589934592'*|*'"read_memory"'*);; *) read x <`+step+`;; esac; `+kept)
+	check(t, h.create(t))
+	waits := func(call func() error) {
+		t.Helper()
+		done := make(chan error)
+		go func() { done <- call() }()
+		w, err := os.OpenFile(step, os.O_WRONLY, 0) // when the probe has been asked
+		check(t, err)
+		if h.limiting.TryLock() {
+			h.limiting.Unlock()
+			t.Error("another call would not wait")
+		}
+		w.Close()
+		check(t, <-done)
+	}
+	h.tasks.status = task.Status_RUNNING
+	waits(func() error { return h.change(t, "6Gi") })
+	h.tasks.status = task.Status_STOPPED
+	waits(func() error {
+		_, err := h.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+		return err
+	})
+	if got := h.questions(t); got != "set 8192 8192, read, set 6144 6144, set 0 none" || h.records() != 0 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+}
+
+func TestAContainerIsNotStartedInAnotherCgroup(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", kept)
+	check(t, h.create(t))
+	other := h.cgroup + "-other"
+	check(t, os.Mkdir(other, 0o755))
+	t.Cleanup(func() { removeCgroup(t.Context(), strings.TrimPrefix(other, cgroupRoot)) })
+	move := func(dir string) {
+		check(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(h.tasks.pid)), 0o600))
+	}
+	move(other)
+	_, err := h.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	wantText(t, err, "whose GPU memory is limited: it was moved to "+strings.TrimPrefix(other, cgroupRoot))
+	move(h.cgroup)
+	_, err = h.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	check(t, err)
+	if calls := strings.Join(h.tasks.called(), " "); calls != "create start" {
+		t.Errorf("calls %q", calls)
+	}
+}
+
+func TestTwoContainersInOneCgroupHaveNotTwoLimits(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", kept)
+	check(t, h.create(t))
+	_, err := h.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "d", Bundle: limitedBundle(t, "NVIDIA_GPU_MEMORY_LIMIT=9216")})
+	wantText(t, err, `has the limits of container "c": give each container a cgroup of its own`)
+	if got := h.questions(t); got != "set 8192 8192" || h.records() != 1 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+}
+
+func TestTheLimitOfASuspendedContainer(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	h := newLimitedHost(t, "NVIDIA_GPU_MEMORY_LIMIT=8192", kept)
+	check(t, h.create(t))
+	c := h.get("c")
+	c.state, c.held = suspended, probe.Memory{1: {h.GPUs[0].UUID: 7 << 30}}
+	h.update("c", c)
+	h.tasks.status = task.Status_PAUSED
+	check(t, h.change(t, "6Gi"))
+	_, err := h.Resume(t.Context(), &taskapi.ResumeRequest{ID: "c"})
+	wantText(t, err, "it needs 7168 MiB on GPU "+h.GPUs[0].UUID+", and its limit is 6144 MiB: raise it")
+	check(t, h.change(t, "7Gi"))
+	check(t, h.get("c").checkMemory("c"))
 }
 
 func TestWhatASuspendedContainerNeedsIsWithinItsLimits(t *testing.T) {

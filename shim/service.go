@@ -39,6 +39,9 @@ type Service struct {
 
 	// pausing is held while a container is suspended or resumed.
 	pausing sync.Mutex
+	// limiting is held while limits of GPU memory are changed or taken back. Whoever has it does not
+	// wait for pausing.
+	limiting sync.Mutex
 }
 
 // memoryLimit is the soft limit of the memory that Go manages, in bytes. A shim needs a tenth of it

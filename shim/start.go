@@ -8,7 +8,7 @@ import (
 )
 
 // Start starts the container, or a process in it, but never before its mask is attached (invariant
-// I8).
+// I8), nor outside the cgroup whose GPU memory is limited.
 func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
 	what := callStart
 	if r.ExecID != "" {
@@ -27,6 +27,11 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 	}
 	if does == acts {
 		return s.restore(ctx, r, c)
+	}
+	if what == callStart {
+		if err := s.checkCgroup(ctx, r.ID, c.memory); err != nil {
+			return nil, toGRPC(err)
+		}
 	}
 	return s.TTRPCTaskService.Start(ctx, r)
 }

@@ -17,6 +17,8 @@ const (
 	restoring
 	// notRestored means that the restore has failed and the container was killed.
 	notRestored
+	// deleting means that Delete has taken back the limits of GPU memory, even if it failed then.
+	deleting
 	states // how many there are
 )
 
@@ -49,15 +51,15 @@ const (
 // rules holds what each call may do in each state. No process is started in a container without its
 // mask (invariant I8).
 var rules = [calls][states]rule{
-	//               unknown, creating, ready, suspended, restoring, notRestored
-	callCreate:     {acts, deny, deny, deny, deny, deny},
-	callStart:      {pass, deny, pass, pass, acts, deny}, // guard: shim: no start without mask
-	callStartExec:  {pass, deny, pass, pass, deny, deny},
-	callExec:       {pass, deny, pass, pass, deny, deny}, // guard: shim: no exec before the restored mask is seen
-	callPause:      {pass, pass, acts, acts, pass, deny}, // guard: shim: nothing with a container that was not restored
-	callResume:     {pass, pass, pass, acts, pass, deny},
-	callCheckpoint: {pass, pass, acts, acts, pass, deny},
-	callPlace:      {deny, deny, deny, acts, deny, deny},
-	callLimit:      {deny, deny, acts, acts, deny, deny},
-	callDelete:     {pass, acts, acts, acts, acts, acts},
+	//               unknown, creating, ready, suspended, restoring, notRestored, deleting
+	callCreate:     {acts, deny, deny, deny, deny, deny, deny},
+	callStart:      {pass, deny, pass, pass, acts, deny, deny}, // guard: shim: no start without mask
+	callStartExec:  {pass, deny, pass, pass, deny, deny, deny},
+	callExec:       {pass, deny, pass, pass, deny, deny, deny}, // guard: shim: no exec before the restored mask is seen
+	callPause:      {pass, pass, acts, acts, pass, deny, deny}, // guard: shim: nothing with a container that was not restored
+	callResume:     {pass, pass, pass, acts, pass, deny, deny},
+	callCheckpoint: {pass, pass, acts, acts, pass, deny, deny},
+	callPlace:      {deny, deny, deny, acts, deny, deny, deny},
+	callLimit:      {deny, deny, acts, acts, deny, deny, deny},
+	callDelete:     {pass, acts, acts, acts, acts, acts, acts},
 }

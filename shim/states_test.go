@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 )
 
-var stateNames = [states]string{"unknown", "creating", "ready", "suspended", "restoring", "not restored"}
+var stateNames = [states]string{"unknown", "creating", "ready", "suspended", "restoring", "not restored", "deleting"}
 
 // Each cell has the calls of the embedded service, what the probe moves, the state afterwards if it
 // is another one, and the code of the error.
@@ -33,43 +33,43 @@ func TestEachCallInEachState(t *testing.T) {
 		callCreate: {"Create", func(s *Service) error {
 			_, err := s.Create(ctx, &taskapi.CreateTaskRequest{ID: "c", Bundle: bundle})
 			return err
-		}, [states]string{"create; ready", exists, exists, exists, exists, exists}},
+		}, [states]string{"create; ready", exists, exists, exists, exists, exists, exists}},
 		callStart: {"Start", func(s *Service) error {
 			_, err := s.Start(ctx, &taskapi.StartRequest{ID: "c"})
 			return err
-		}, [states]string{"start", no, "start", "start", "start, to-GPU; ready", no}},
+		}, [states]string{"start", no, "start", "start", "start, to-GPU; ready", no, no}},
 		callStartExec: {"Start of a process", func(s *Service) error {
 			_, err := s.Start(ctx, &taskapi.StartRequest{ID: "c", ExecID: "e"})
 			return err
-		}, [states]string{"start", no, "start", "start", no, no}},
+		}, [states]string{"start", no, "start", "start", no, no, no}},
 		callExec: {"Exec", func(s *Service) error {
 			_, err := s.Exec(ctx, &taskapi.ExecProcessRequest{ID: "c", ExecID: "e"})
 			return err
-		}, [states]string{"exec", no, "exec", "exec", no, no}},
+		}, [states]string{"exec", no, "exec", "exec", no, no, no}},
 		callPause: {"Pause", func(s *Service) error {
 			_, err := s.Pause(ctx, &taskapi.PauseRequest{ID: "c"})
 			return err
-		}, [states]string{"pause", "pause", "pause, to-host; suspended", "pause, to-host", "pause", no}},
+		}, [states]string{"pause", "pause", "pause, to-host; suspended", "pause, to-host", "pause", no, no}},
 		callResume: {"Resume", func(s *Service) error {
 			_, err := s.Resume(ctx, &taskapi.ResumeRequest{ID: "c"})
 			return err
-		}, [states]string{"resume", "resume", "resume", "resume, to-GPU; ready", "resume", no}},
+		}, [states]string{"resume", "resume", "resume", "resume, to-GPU; ready", "resume", no, no}},
 		callCheckpoint: {"Checkpoint", func(s *Service) error {
 			_, err := s.Checkpoint(ctx, &taskapi.CheckpointTaskRequest{ID: "c", Path: t.TempDir()})
 			return err
-		}, [states]string{"checkpoint", "checkpoint", "pause checkpoint-without-mask resume, to-host to-GPU", "checkpoint-without-mask", "checkpoint", no}},
+		}, [states]string{"checkpoint", "checkpoint", "pause checkpoint-without-mask resume, to-host to-GPU", "checkpoint-without-mask", "checkpoint", no, no}},
 		callPlace: {"Update with a GPU for Resume", func(s *Service) error {
 			_, err := s.Update(ctx, &taskapi.UpdateTaskRequest{ID: "c", Annotations: map[string]string{gpuinject.AnnotationResumeGPU: "0"}})
 			return err
-		}, [states]string{no, no, no, "", no, no}},
+		}, [states]string{no, no, no, "", no, no, no}},
 		callLimit: {"Update with a limit", func(s *Service) error {
 			_, err := s.Update(ctx, &taskapi.UpdateTaskRequest{ID: "c", Annotations: map[string]string{memlimit.AnnotationLimit: "7=1Gi"}})
 			return err
-		}, [states]string{no, no, "InvalidArgument", "InvalidArgument", no, no}},
+		}, [states]string{no, no, "InvalidArgument", "InvalidArgument", no, no, no}},
 		callDelete: {"Delete", func(s *Service) error {
 			_, err := s.Delete(ctx, &taskapi.DeleteRequest{ID: "c"})
 			return err
-		}, [states]string{"delete", "delete; unknown", "delete; unknown", "delete; unknown", "delete; unknown", "delete; unknown"}},
+		}, [states]string{"delete", "delete; unknown", "delete; unknown", "delete; unknown", "delete; unknown", "delete; unknown", "delete; unknown"}},
 	} {
 		for state := range states {
 			t.Run(row.name+" "+stateNames[state], func(t *testing.T) {

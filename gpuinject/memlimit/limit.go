@@ -209,20 +209,25 @@ func newLimit(uuid string, p pair, from string) Limit {
 	return l
 }
 
-// Change returns the limits after an update by w of a container with these GPUs, one for each GPU
-// that w is about. max bounds them.
-func Change(w Wish, bounds Amounts, uuids []string) (limits []Limit, err error) {
+// Change returns the limits after an update by w of a container with these GPUs and the limits now,
+// one for each GPU that w is about. A request alone leaves the limit as it is. bounds are the highest.
+func Change(w Wish, bounds Amounts, uuids []string, now []Limit) (limits []Limit, err error) {
 	if err := w.check(uuids); err != nil {
 		return nil, err
 	}
 	for i, uuid := range uuids {
-		if _, ok, err := w.on(i, uuid); err != nil || !ok {
-			if err != nil {
-				return nil, err
-			}
+		_, limited := w.Limit.on(i, uuid)
+		_, requested := w.Request.on(i, uuid)
+		if !limited && !requested {
 			continue
 		}
-		l, _, err := decide(Asked{Annotations: w}, Rules{Max: bounds}, i, uuid)
+		wish := w
+		for _, old := range now {
+			if old.UUID == uuid && old.Limit != 0 && !limited {
+				wish.Limit, wish.LimitFrom = Amounts{{Bytes: old.Limit}}, old.From
+			}
+		}
+		l, _, err := decide(Asked{Annotations: wish}, Rules{Max: bounds}, i, uuid)
 		if err != nil {
 			return nil, err
 		}

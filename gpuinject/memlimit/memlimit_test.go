@@ -86,6 +86,7 @@ func FuzzDecide(f *testing.F) {
 
 func TestChange(t *testing.T) {
 	uuids := []string{"GPU-a", "GPU-b"}
+	now := []Limit{{UUID: "GPU-a", Limit: 3 << 30, Request: 3 << 30, From: "of before"}}
 	for text, want := range map[string]string{
 		"6Gi":       "[{GPU-a 6442450944 6442450944 " + AnnotationLimit + "} {GPU-b 6442450944 6442450944 " + AnnotationLimit + "}]",
 		"1=1Gi":     "[{GPU-b 1073741824 1073741824 " + AnnotationLimit + "}]",
@@ -94,11 +95,20 @@ func TestChange(t *testing.T) {
 		"9Gi":       "more than the 8192 MiB of",
 		"0":         "not an amount",
 		"0Mi":       "leaves no memory",
+		// A request does not take the limit away.
+		"request 1Gi":             "[{GPU-a 1073741824 3221225472 of before} {GPU-b 1073741824 8589934592 " + KeyMax + "}]",
+		"request 4Gi":             "asks for 4096 MiB, more than the 3072 MiB of",
+		"request GPU-A=2Gi":       "[{GPU-a 2147483648 3221225472 of before}]",
+		"request GPU-a=2Gi,0=1Gi": "has two amounts for GPU",
 	} {
-		w, err := ReadUpdate(map[string]string{AnnotationLimit: text})
+		annotations := map[string]string{AnnotationLimit: text}
+		if amount, ok := strings.CutPrefix(text, "request "); ok {
+			annotations = map[string]string{AnnotationRequest: amount}
+		}
+		w, err := ReadUpdate(annotations)
 		var limits []Limit
 		if err == nil {
-			limits, err = Change(w, Amounts{{Bytes: 8 << 30}}, uuids)
+			limits, err = Change(w, Amounts{{Bytes: 8 << 30}}, uuids, now)
 		}
 		got := fmt.Sprint(plain(limits))
 		if err != nil {

@@ -22,6 +22,10 @@ var (
 	proc = procfs.Host
 )
 
+// ErrNotOwn means that the container's cgroup is not its own: the root, one above the root of
+// containerd's cgroup namespace, or one that another container has limits in.
+var ErrNotOwn = errors.New("the container has no cgroup of its own")
+
 // Cgroup identifies a cgroup of this boot.
 type Cgroup struct {
 	Path string `json:"path"`
@@ -29,11 +33,15 @@ type Cgroup struct {
 	Inode uint64 `json:"inode"`
 }
 
-// Find returns the cgroup of a process. The error is probe.ErrNotCgroup2 on a host with cgroup v1.
+// Find returns the cgroup of a process. The error is probe.ErrNotCgroup2 on a host with cgroup v1, and
+// ErrNotOwn if it is the root or above.
 func Find(pid int) (Cgroup, error) {
 	path, ok := proc.Cgroups(pid)[""]
-	if !ok || path == "/" || !filepath.IsAbs(path) || path != filepath.Clean(path) || strings.HasPrefix(path, "/..") {
-		return Cgroup{}, fmt.Errorf("process %d has no cgroup of its own of version 2: %w", pid, probe.ErrNotCgroup2)
+	switch {
+	case !ok:
+		return Cgroup{}, fmt.Errorf("process %d: %w", pid, probe.ErrNotCgroup2)
+	case path == "/" || !filepath.IsAbs(path) || path != filepath.Clean(path) || strings.HasPrefix(path, "/.."):
+		return Cgroup{}, fmt.Errorf("%w, but %.256q", ErrNotOwn, path)
 	}
 	c := Cgroup{Path: path}
 	dir, err := c.openAny()

@@ -132,7 +132,7 @@ func TestACgroupThatIsNotTheProcess(t *testing.T) {
 	defer os.Remove(filepath.Join(root, other))
 	check(t, os.MkdirAll(filepath.Dir(proc.Path(pid, "cgroup")), 0o755))
 	for text, want := range map[string]string{
-		"0::/\n": "no cgroup of its own", "0::/../a\n": "no cgroup of its own", "0::/a/../b\n": "no cgroup of its own", "1:memory:/a\n": "no cgroup of its own",
+		"0::/\n": ErrNotOwn.Error(), "0::/../a\n": ErrNotOwn.Error(), "0::/a/../b\n": ErrNotOwn.Error(), "1:memory:/a\n": probe.ErrNotCgroup2.Error(),
 		"0::/" + other + "\n": "is not the cgroup of process", "0::/missing\n": "is gone",
 	} {
 		check(t, os.WriteFile(proc.Path(pid, "cgroup"), []byte(text), 0o600))
@@ -168,6 +168,31 @@ func TestALimitIsRecordedBeforeItIsSet(t *testing.T) {
 	want := []probe.MemoryLimit{{UUID: "GPU-b", Soft: 1 << 20, Hard: probe.NoMemoryLimit}, {UUID: "GPU-a", Hard: probe.NoMemoryLimit}, {UUID: "GPU-b", Hard: probe.NoMemoryLimit}}
 	if fmt.Sprint(d.set) != fmt.Sprint(want) || len(h.records()) != 0 {
 		t.Errorf("%v, want %v; %d records", d.set, want, len(h.records()))
+	}
+}
+
+// Two containers in one cgroup would have one limit, and the first one's end would take it away.
+func TestACgroupOfTwoContainers(t *testing.T) {
+	d := &driver{}
+	h := newTestHost(t, d)
+	pid, _, _ := newProcess(t, "a")
+	c, err := Find(pid)
+	check(t, err)
+	check(t, h.Set(c, "ns", "a", []memlimit.Limit{{UUID: "GPU-a", Request: 1 << 20}}))
+	for _, other := range []struct{ namespace, id string }{{"ns", "b"}, {"other", "a"}} {
+		err := h.Set(c, other.namespace, other.id, []memlimit.Limit{{UUID: "GPU-b", Request: 1 << 20}})
+		if !errors.Is(err, ErrNotOwn) || !strings.Contains(err.Error(), `has the limits of container "a"`) || len(d.set) != 1 || len(h.of("ns", "a")) != 1 {
+			t.Errorf("%v: %v, set %v, %+v", other, err, d.set, h.records())
+		}
+	}
+	// The first one's shim was killed, and its processes were not: the second takes all limits back.
+	h.ended(t)
+	check(t, h.Set(c, "ns", "b", []memlimit.Limit{{UUID: "GPU-b", Request: 1 << 20}}))
+	d.set = nil
+	check(t, h.TakeBack("ns", "a"))
+	check(t, h.TakeBack("ns", "b"))
+	if len(d.set) != 2 || d.set[0].UUID != "GPU-a" || d.set[1].UUID != "GPU-b" || len(h.records()) != 0 {
+		t.Errorf("taken back %v, %+v", d.set, h.records())
 	}
 }
 

@@ -55,8 +55,8 @@ func (h Host) of(namespace, id string) []record {
 	return slices.DeleteFunc(h.records(), func(r record) bool { return r.Namespace != namespace || r.ID != id })
 }
 
-// Set sets limits of a container's cgroup and reads them back. After an error the cgroup has the
-// limits that it had before. The limits are recorded first, also those that may not be set.
+// Set sets limits of a container's cgroup and reads them back. The error is ErrNotOwn if another
+// container has limits there. After an error the cgroup has the limits that it had before. The limits are recorded first, also those that may not be set.
 func (h Host) Set(c Cgroup, namespace, id string, limits []memlimit.Limit) error {
 	if len(limits) == 0 {
 		return nil
@@ -77,10 +77,12 @@ func (h Host) Set(c Cgroup, namespace, id string, limits []memlimit.Limit) error
 	if r.Root, err = rootInode(); err != nil {
 		return err
 	}
-	for _, known := range h.of(namespace, id) {
-		if known.Cgroup == c {
-			r.Requests = known.Requests
+	var known record
+	if h.State.Load(r.name(), &known) {
+		if (known.Namespace != namespace || known.ID != id) && hasShim(known) { // guard: memory: one container for a cgroup
+			return fmt.Errorf("%w: %s has the limits of container %.256q", ErrNotOwn, c.Path, known.ID)
 		}
+		maps.Copy(r.Requests, known.Requests)
 	}
 	var wanted []probe.MemoryLimit
 	for _, l := range limits {
