@@ -11,7 +11,7 @@ import (
 
 // The page shows the last hour, of at most maxHistories GPUs.
 const (
-	sampleEvery  = 30 * time.Second
+	sampleEvery  = time.Minute // each starts a process that asks NVML
 	maxSamples   = int(time.Hour/sampleEvery) + 1
 	maxHistories = 64
 )

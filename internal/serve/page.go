@@ -73,6 +73,8 @@ type pageDevice struct {
 type pageHolder struct {
 	Name, Busy, From string
 	Used, Limit      uint64
+	// Request is reserved for it, 0 if that is nothing or the limit.
+	Request uint64
 }
 
 func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
@@ -141,6 +143,9 @@ func pageUse(c status.Container, device string) pageHolder {
 			continue
 		}
 		h.From, h.Limit = u.From, u.Limit>>20
+		if u.Request != u.Limit {
+			h.Request = u.Request >> 20
+		}
 		if u.Memory != nil {
 			h.Used = *u.Memory >> 20
 		}

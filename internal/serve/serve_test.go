@@ -3,6 +3,7 @@ package serve
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -225,7 +226,7 @@ func TestMetricsFollowTheConventions(t *testing.T) {
 func TestThePage(t *testing.T) {
 	f := newFixture(t)
 	f.state.AddEvent(state.Event{Kind: state.Refused, Class: "permission_denied", Reason: "<script>no grant", Who: "team/a"})
-	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "<span>3072 of at most 8192 MiB, counted by the driver, busy 20 %</span>", `<line x1="8192" y1="0" x2="8192" y2="1"/>`, "MIG 1:9/0", "GPU is lost",
+	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "<span>3072 of at most 8192 MiB, 1024 reserved, counted by the driver, busy 20 %</span>", `<line x1="8192" y1="0" x2="8192" y2="1"/>`, "MIG 1:9/0", "GPU is lost",
 		"Partitioned into MIG devices", "permission_denied", "&lt;script&gt;no grant")
 	r := f.do(http.MethodGet, "/", "[::1]:3476")
 	if got := r.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") || strings.Contains(got, "unsafe") {
@@ -251,7 +252,7 @@ func TestThePageHasTheLastHour(t *testing.T) {
 		t.Errorf("%d samples", n)
 	}
 	busy := h.line("0000:01:00.0", now, func(p sample) float64 { return p.busy })
-	if !strings.HasPrefix(busy, "0.0,29.5 1.0,29.5 ") || !strings.HasSuffix(busy, " 120.0,29.5") {
+	if !strings.HasPrefix(busy, "0.0,29.5 1.0,29.5 ") || !strings.HasSuffix(busy, " 60.0,29.5") {
 		t.Errorf("%q", busy)
 	}
 	if line := h.line("0000:03:00.0", now, func(p sample) float64 { return p.memory }); line != "" {
@@ -271,7 +272,7 @@ func TestThePageHasTheLastHour(t *testing.T) {
 		s.Time = now.Add(time.Duration(i-2) * sampleEvery)
 		server.history.add(s)
 	}
-	f.want("/", `<polyline class="memory-line" points="118.0,`)
+	f.want("/", `<polyline class="memory-line" points="58.0,`, fmt.Sprintf(`viewBox="0 0 %d %d"`, chartWidth, chartHeight))
 }
 
 func TestNVIDIADocker1(t *testing.T) {

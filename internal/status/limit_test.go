@@ -4,11 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/memlimit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
 func TestLimitsAreShownBesideUse(t *testing.T) {
@@ -17,6 +19,10 @@ func TestLimitsAreShownBesideUse(t *testing.T) {
 	limited.Memory = []memlimit.Limit{{UUID: "GPU-0", Limit: 8 << 30, Request: 4 << 30}, {UUID: "GPU-9", Limit: 1}}
 	f.bundle("state", "default", "limited", 50, limited)
 	s := Join(f.Proc, inventory, live, nil, f.Read())
+	var b strings.Builder
+	if s.Print(term.New(&b)); strings.Count(b.String(), "reserved") != 1 || !strings.Contains(b.String(), "4096 MiB of GPU 0 are reserved for limited\n") {
+		t.Error(b.String())
+	}
 	for _, c := range s.Containers {
 		for _, u := range c.Uses {
 			if want := c.ID == "limited"; (u.Limit == 8<<30) != want || (u.Request == 4<<30) != want {

@@ -119,6 +119,13 @@ func (s *Status) printContainers(o *term.Output) {
 	if counted := s.counted(); counted != "" {
 		o.Line(term.Plain, "MEMORY as the driver counts it for each container, on GPU "+counted)
 	}
+	for _, c := range s.Containers {
+		for _, u := range c.Uses {
+			if u.Request != 0 && u.Request != u.Limit {
+				o.Line(term.Plain, fmt.Sprintf("%d MiB of GPU %s are reserved for %s", u.Request>>20, u.Name, c.Label()))
+			}
+		}
+	}
 	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE")
 	for _, c := range s.Containers {
 		if c.Suspended != nil {
