@@ -25,6 +25,9 @@ func limitMemory(c Container, h host.Host, g grant.Grant) (ch place.Changes, err
 		ch.Ignore("NVIDIA_GPU_MEMORY_LIMITS", "there is no such variable; NVIDIA's is "+memlimit.EnvLimit)
 	}
 	asked := c.Input.Memory
+	if c.Config.Policy.MemoryLimits == config.HAMi {
+		asked.AddHAMi(c.Input.Env)
+	}
 	if c.Config.Policy.MemoryLimits == config.Ignore {
 		for _, name := range asked.Names() {
 			ch.Ignore(name, "policy.memory-limits is \"ignore\"")

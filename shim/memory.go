@@ -100,8 +100,7 @@ func (s *Service) checkCgroup(ctx context.Context, id string, m gpuMemory) error
 		err = fmt.Errorf("it was moved to %s", now.Path)
 	}
 	if err != nil {
-		err = fmt.Errorf("nvidia: container %s is not in its cgroup %s, whose GPU memory is limited: %w: create it again", id, m.cgroup.Path, err)
-		return &classified{err, errdefs.ErrFailedPrecondition}
+		return verdict.Precondition("container %s is not in its cgroup %s, whose GPU memory is limited: %w: create it again", id, m.cgroup.Path, err)
 	}
 	return nil
 }

@@ -99,8 +99,13 @@ const (
 	Warn = "warn"
 )
 
-// Ignore is the value of Policy.MemoryLimits with which no memory is limited; Enforce is the other one.
-const Ignore = "ignore"
+// Values of Policy.MemoryLimits besides Enforce.
+const (
+	// Ignore limits no memory.
+	Ignore = "ignore"
+	// HAMi is Enforce, also for the variables of HAMi's library.
+	HAMi = "hami"
+)
 
 // Which RDMA adapters a container gets that asks for the class as a whole.
 const (
@@ -144,7 +149,7 @@ type Policy struct {
 	// Health is Off, Warn or Refuse: what is done with a GPU that the watcher of this host calls
 	// sick.
 	Health string `toml:"health"`
-	// MemoryLimits is Enforce or Ignore: whether the memory of GPUs is limited at all.
+	// MemoryLimits is Enforce, Ignore or HAMi: what limits the memory of GPUs.
 	MemoryLimits string `toml:"memory-limits"`
 	// MaxMemoryLimit bounds what containers may ask for, and limits those that ask for nothing.
 	MaxMemoryLimit string `toml:"max-memory-limit"`

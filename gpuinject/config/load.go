@@ -197,7 +197,7 @@ func (c *Config) validate() (string, error) {
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.faulty-gpus", []string{c.Policy.FaultyGPUs}, []string{LeaveOut, Refuse}},
 		{"policy.health", []string{c.Policy.Health}, []string{Off, Warn, Refuse}},
-		{"policy.memory-limits", []string{c.Policy.MemoryLimits}, []string{Enforce, Ignore}},
+		{"policy.memory-limits", []string{c.Policy.MemoryLimits}, []string{Enforce, Ignore, HAMi}},
 		{"policy.rdma-adapters", []string{c.Policy.RDMAAdapters}, []string{Near, AllAdapters}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},

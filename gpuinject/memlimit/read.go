@@ -2,10 +2,11 @@ package memlimit
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// Variables of NVIDIA's, in MiB. HAMi's variables belong to its own library and are left alone.
+// Variables of NVIDIA's, in MiB. HAMi's belong to its own library; see AddHAMi.
 const (
 	EnvRequest = "NVIDIA_GPU_MEMORY_REQUEST"
 	EnvLimit   = "NVIDIA_GPU_MEMORY_LIMIT"
@@ -36,7 +37,7 @@ func (w Wish) names() (list []string) {
 	if len(w.Limit) > 0 {
 		list = append(list, w.LimitFrom)
 	}
-	if len(w.Request) > 0 {
+	if len(w.Request) > 0 && !slices.Contains(list, w.RequestFrom) {
 		list = append(list, w.RequestFrom)
 	}
 	return list
