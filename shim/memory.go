@@ -86,11 +86,23 @@ func (m gpuMemory) set(ctx context.Context, id string, limits []memlimit.Limit) 
 	return h.Set(m.cgroup, m.namespace, id, limits)
 }
 
+// startLimited starts a container with limits, unless Delete takes them back.
+func (s *Service) startLimited(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
+	s.limiting.Lock() // guard: memory: no start while limits are taken back
+	defer s.limiting.Unlock()
+	c := s.get(r.ID)
+	_, err := c.permit(callStart, r.ID)
+	if err == nil {
+		err = s.checkCgroup(ctx, r.ID, c.memory)
+	}
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	return s.TTRPCTaskService.Start(ctx, r)
+}
+
 // checkCgroup returns an error if a created container with limits has left the cgroup that has them.
 func (s *Service) checkCgroup(ctx context.Context, id string, m gpuMemory) error {
-	if len(m.limits) == 0 {
-		return nil
-	}
 	state, err := s.State(ctx, &taskapi.StateRequest{ID: id})
 	if err != nil || state.Status != task.Status_CREATED {
 		return nil // the embedded service refuses it
@@ -184,7 +196,10 @@ func (s *Service) limit(ctx context.Context, id string, annotations map[string]s
 	if err != nil {
 		return err
 	}
-	if err := m.change(ctx, id, limits); err != nil {
+	if err = m.change(ctx, id, limits); err == nil {
+		err = fault.Point("limit-changed")
+	}
+	if err != nil {
 		if probe.MemoryCause(err) == "" { // the probe may have been killed when it had set them
 			m.restore(ctx, id, limits)
 		}

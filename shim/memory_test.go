@@ -26,7 +26,15 @@ import (
 // limitedTasks is an embedded service with a container in a cgroup of its own.
 type limitedTasks struct {
 	fakeTasks
-	status task.Status
+	status  task.Status
+	onStart func() // called by Start
+}
+
+func (f *limitedTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
+	if f.onStart != nil {
+		f.onStart()
+	}
+	return f.fakeTasks.Start(ctx, r)
 }
 
 func (f *limitedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
@@ -321,8 +329,9 @@ func TestNothingIsDoneWithAContainerWithoutItsLimits(t *testing.T) {
 	check(t, err)
 }
 
-// An update and Delete wait for each other: the last limit is taken back.
-func TestAnUpdateAndDeleteWaitForEachOther(t *testing.T) {
+// Start, an update and Delete wait for each other: what is started has its limit, and the last one is
+// taken back.
+func TestStartUpdateAndDeleteWaitForEachOther(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
@@ -343,6 +352,14 @@ func TestAnUpdateAndDeleteWaitForEachOther(t *testing.T) {
 		w.Close()
 		check(t, <-done)
 	}
+	h.tasks.onStart = func() {
+		if h.limiting.TryLock() {
+			h.limiting.Unlock()
+			t.Error("Delete would not wait for Start")
+		}
+	}
+	_, err := h.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	check(t, err)
 	h.tasks.status = task.Status_RUNNING
 	waits(func() error { return h.change(t, "6Gi") })
 	h.tasks.status = task.Status_STOPPED
@@ -378,7 +395,7 @@ func TestAContainerIsNotStartedInAnotherCgroup(t *testing.T) {
 	}
 }
 
-func TestTwoContainersInOneCgroupHaveNotTwoLimits(t *testing.T) {
+func TestALimitNeedsACgroupOfItsOwn(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
@@ -387,6 +404,13 @@ func TestTwoContainersInOneCgroupHaveNotTwoLimits(t *testing.T) {
 	_, err := h.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "d", Bundle: limitedBundle(t, "NVIDIA_GPU_MEMORY_LIMIT=9216")})
 	wantText(t, err, `has the limits of container "c": give each container a cgroup of its own`)
 	if got := h.questions(t); got != "set 8192 8192" || h.records() != 1 {
+		t.Errorf("%q, %d records", got, h.records())
+	}
+	// In the root cgroup everything would be limited.
+	check(t, os.WriteFile(filepath.Join(cgroupRoot, "cgroup.procs"), []byte(fmt.Sprint(h.tasks.pid)), 0o600))
+	_, err = h.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "e", Bundle: limitedBundle(t, "NVIDIA_GPU_MEMORY_LIMIT=9216")})
+	wantText(t, err, `no cgroup of its own, but "/": give each container a cgroup of its own`)
+	if got := h.questions(t); got != "" || h.records() != 1 {
 		t.Errorf("%q, %d records", got, h.records())
 	}
 }

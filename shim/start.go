@@ -28,10 +28,8 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 	if does == acts {
 		return s.restore(ctx, r, c)
 	}
-	if what == callStart {
-		if err := s.checkCgroup(ctx, r.ID, c.memory); err != nil {
-			return nil, toGRPC(err)
-		}
+	if what == callStart && len(c.memory.limits) > 0 {
+		return s.startLimited(ctx, r)
 	}
 	return s.TTRPCTaskService.Start(ctx, r)
 }

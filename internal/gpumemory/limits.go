@@ -142,6 +142,9 @@ func (h Host) takeBack(r record) error {
 	if err != nil && !hopeless(err) {
 		return fmt.Errorf("limits of GPU memory of %s are not taken back: %w", r.Path, err)
 	}
+	if err := fault.Point("memory-cleared"); err != nil {
+		return err
+	}
 	_ = os.Remove(filepath.Join(h.State.Dir(), r.name()))
 	return nil
 }
