@@ -60,6 +60,8 @@ type cluster struct {
 	Plugin  *plugin // nvidia.com/gpu: the four GPUs
 	runtime cri.RuntimeServiceClient
 
+	driver    sim.Options
+	cgroup    int    // the version that containerd has; 0 is the host's
 	dir       string // of Kubernetes' files
 	shimBase  string // the shim's configuration without a policy
 	processes map[string]*testenv.Command
@@ -67,8 +69,13 @@ type cluster struct {
 
 // start brings the node up, with the simulated driver; life ends it.
 func start(life *testenv.Lifetime) (*cluster, error) {
-	c := &cluster{processes: map[string]*testenv.Command{}}
-	return c, c.bringUp(life, c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugin)
+	c := &cluster{processes: map[string]*testenv.Command{}, driver: sim.Options{GPUs: 4}}
+	return c, c.bringUp(life, c.simulatedNode()...)
+}
+
+// simulatedNode returns the steps of the start of a node with the simulated driver.
+func (c *cluster) simulatedNode() []func(*testenv.Lifetime) error {
+	return []func(*testenv.Lifetime) error{c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugin}
 }
 
 // bringUp takes the steps of a node's start.
@@ -90,7 +97,7 @@ func (c *cluster) bringUp(life *testenv.Lifetime, steps ...func(*testenv.Lifetim
 }
 
 func (c *cluster) makeDriver(life *testenv.Lifetime) error {
-	c.Devices = simhost.NewDevices(life, sim.New(life, sim.Options{GPUs: 4}))
+	c.Devices = simhost.NewDevices(life, sim.New(life, c.driver))
 	base, err := os.ReadFile(c.Driver.ConfigPath)
 	c.shimBase = string(base)
 	return err
@@ -142,8 +149,15 @@ runtime_type = 'io.containerd.nvidia.v2'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%[8]s.options.policy]
 kubernetes = 'trust-env'
 `, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), otherHandler, handler, annotatedHandler, trustingHandler, dir)
+	if c.cgroup == 2 {
+		runc, err := c.writeRunc()
+		if err != nil {
+			return err
+		}
+		config += fmt.Sprintf("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s.options]\nBinaryName = %q\n", annotatedHandler, runc)
+	}
 	c.Env = testenv.Start(life, testenv.Options{
-		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(),
+		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(), Cgroup: c.cgroup,
 	})
 	conn, err := grpc.NewClient("unix://"+c.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
