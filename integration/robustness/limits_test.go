@@ -3,6 +3,7 @@ package robustness
 import (
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -24,6 +25,8 @@ type limitFault struct {
 	name string
 	// point is a step of the shim with what happens there.
 	point string
+	// change is true if the limit is changed.
+	change bool
 	// kill is true if the shim is killed at a random moment.
 	kill bool
 	// creating and deleting are the faults of the driver.
@@ -32,9 +35,9 @@ type limitFault struct {
 
 // limitFaults are faults at and between all steps.
 func (h *host) limitFaults() (list []limitFault) {
-	for _, step := range []string{"create", "mask", "memory", "memory-set", "take-back", "taken-back"} {
+	for _, step := range []string{"create", "mask", "memory", "memory-set", "limit-changed", "take-back", "memory-cleared", "taken-back"} {
 		for _, action := range []string{"error", "kill"} {
-			list = append(list, limitFault{name: step + "=" + action, point: step + "=" + action})
+			list = append(list, limitFault{name: step + "=" + action, point: step + "=" + action, change: step == "limit-changed"})
 		}
 	}
 	const set, get = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
@@ -78,6 +81,9 @@ func (h *host) withFault(t *testing.T, f limitFault, wait time.Duration) {
 		kill(t, unix.SIGKILL, h.ShimPIDs(o.ID)...)
 	}
 	<-ended
+	if f.change {
+		_, _ = testenv.Output(time.Minute, exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "limit", "--state", h.State, o.ID, "6Gi,1=9Gi"))
+	}
 	h.fault(t, "")
 	driver(f.deleting)
 	if f.kill { // `start` may just have started one that containerd does not know

@@ -19,7 +19,7 @@ const limited = "NVIDIA_GPU_MEMORY_LIMIT=8192"
 // newLimitedHost starts a host with driver 615, whose cgroups all count as cgroups with dmem.
 func newLimitedHost(t *testing.T, backend string) *host {
 	t.Helper()
-	h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: 2}, Driver: sim.Options{GPUs: 2, Version: "615.78.08"}}, true)
+	h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: 2}, Driver: sim.Options{GPUs: 3, Version: "615.78.08"}}, true)
 	for _, name := range []string{"nvidia-shimctl", "nvidia-shim-nvml"} { // beside the shim
 		program, err := os.ReadFile(filepath.Join(testenv.ShimDir(), name))
 		if err != nil {
