@@ -18,8 +18,8 @@ type Process struct {
 	PID  int
 	// Memory is what it has allocated there, in bytes.
 	Memory uint64
-	// Graphics is true if it draws and false if it computes.
-	Graphics bool
+	// Graphics is true if it draws and false if it computes. MPS is true for a client of MPS.
+	Graphics, MPS bool
 }
 
 // Place makes NVML list these processes from now on, and no others.
@@ -29,6 +29,9 @@ func (d *Driver) Place(list ...Process) error {
 		kind := "C"
 		if p.Graphics {
 			kind = "G"
+		}
+		if p.MPS {
+			kind = "M"
 		}
 		fmt.Fprintf(&b, "%s %d %d %s\n", p.UUID, p.PID, p.Memory, kind)
 	}
@@ -159,7 +162,10 @@ type Busy struct {
 	Percent int
 }
 
-// Utilize makes NVML report the utilization of these processes from now on, and of no others.
+// Utilize makes NVML report the utilization of these processes from now on, and of no others. Their sum
+// is the utilization in all samples of a GPU, past ones too. It has 72, five a second; an Answer of
+// "nvmlDeviceGetSamples" is another number, or "stopped" and the time of the last sample in
+// microseconds.
 func (d *Driver) Utilize(list ...Busy) error {
 	var b strings.Builder
 	for _, u := range list {

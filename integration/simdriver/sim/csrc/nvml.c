@@ -17,7 +17,9 @@
  *                report, 0 without a line
  *   events       lines of <UUID of a GPU> <event type> <data>, appended: an event set
  *                gets those appended after it was made
- *   utilization  lines of <UUID of a GPU> <pid> <percent>
+ *   utilization  lines of <UUID of a GPU> <pid> <percent>; their sum is in the samples of
+ *                the GPU, five a second, of which it keeps 72, or as many as answers says
+ *                for nvmlDeviceGetSamples; "stopped <time in us>" is when it took the last
  *   accounting   lines of <UUID of a GPU> <pid> <percent> <percent of memory> <bytes>
  *                <milliseconds> <1 while it runs>
  *   persistence-off  persistence mode is off
@@ -29,6 +31,7 @@
 
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -498,7 +501,7 @@ static unsigned processes(nvmlDevice_t d, char kind, nvmlProcessInfo_t *infos, u
 {
 	char line[256], uuid[96], what;
 	unsigned long long used;
-	unsigned pid, i, n = kind == 'G' ? 0 : computing(d, infos, size);
+	unsigned pid, i, n = kind == 'G' || kind == 'M' ? 0 : computing(d, infos, size);
 	const struct sim_mig *on;
 	FILE *f = steering("processes");
 
@@ -625,7 +628,7 @@ EXPORT int nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u)
 	if (rc == NVML_SUCCESS && (d->mig || unsupported("nvmlDeviceGetUtilizationRates")))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (rc == NVML_SUCCESS) {
-		u->gpu = 7;
+		u->gpu = number(__func__, d, 7);
 		u->memory = 2;
 	}
 	return rc;
@@ -636,7 +639,8 @@ static int running(nvmlDevice_t d, char kind, unsigned *n, nvmlProcessInfo_t *in
 	unsigned size, found;
 	int rc = valid(d, n);
 
-	if (rc == NVML_SUCCESS && unsupported(kind == 'C' ? "nvmlDeviceGetComputeRunningProcesses" : "nvmlDeviceGetGraphicsRunningProcesses"))
+	if (rc == NVML_SUCCESS && unsupported(kind == 'C' ? "nvmlDeviceGetComputeRunningProcesses"
+			: kind == 'G' ? "nvmlDeviceGetGraphicsRunningProcesses" : "nvmlDeviceGetMPSComputeRunningProcesses"))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (rc != NVML_SUCCESS)
 		return rc;
@@ -653,6 +657,11 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, 
 EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *infos)
 {
 	return running(d, 'G', n, infos);
+}
+
+EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *infos)
+{
+	return running(d, 'M', n, infos);
 }
 
 /* NVML_TOPOLOGY_SYSTEM: the GPUs have nothing in common. NVIDIA's device plugin asks for
@@ -917,6 +926,56 @@ EXPORT int nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizatio
 		fclose(f);
 	*n = found;
 	return found == 0 ? NVML_ERROR_NOT_FOUND : found > size ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+typedef struct {
+	unsigned long long time;
+	union {
+		unsigned ui;
+		unsigned long long ull;
+	} value;
+} nvmlSample_t;
+
+/* The samples are at multiples of SIM_PERIOD since the epoch, in microseconds. */
+#define SIM_PERIOD 200000ull
+#define SIM_SAMPLES 72
+
+EXPORT int nvmlDeviceGetSamples(nvmlDevice_t d, unsigned kind, unsigned long long since, unsigned *type, unsigned *n, nvmlSample_t *samples)
+{
+	char uuid[96], value[256];
+	unsigned pid, busy, sum = 0, size, found = 0, depth = SIM_SAMPLES;
+	unsigned long long latest, at;
+	struct timespec now;
+	FILE *f;
+	int rc = supported(d, n);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (kind != 1) /* NVML_GPU_UTILIZATION_SAMPLES */
+		return NVML_ERROR_NOT_SUPPORTED;
+	clock_gettime(CLOCK_REALTIME, &now);
+	latest = ((unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000) / SIM_PERIOD * SIM_PERIOD;
+	if (answered(__func__, d, value) && sscanf(value, "stopped %llu", &latest) != 1)
+		depth = (unsigned)strtoul(value, NULL, 0);
+	f = steering("utilization");
+	while (f && fscanf(f, "%95s %u %u", uuid, &pid, &busy) == 3)
+		if (!strcmp(uuid, d->gpu->uuid))
+			sum += busy;
+	if (f)
+		fclose(f);
+	size = samples ? *n : 0;
+	*type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
+	for (at = latest - depth * SIM_PERIOD + SIM_PERIOD; depth > 0 && at <= latest; at += SIM_PERIOD) {
+		if (at <= since)
+			continue;
+		if (found < size)
+			samples[found] = (nvmlSample_t){at, {.ull = 0}};
+		if (found < size)
+			samples[found].value.ui = sum > 100 ? 100 : sum;
+		found++;
+	}
+	*n = samples && found > size ? size : found;
+	return found == 0 ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
 }
 
 typedef struct {
