@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -36,6 +37,8 @@ type Container struct {
 	Request request.Request
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool
+	// IdleAfter is the time without GPU work after which the container is suspended, 0 if never.
+	IdleAfter time.Duration
 }
 
 func (c Container) toGrant() grant.Container {
@@ -45,9 +48,6 @@ func (c Container) toGrant() grant.Container {
 func (c Container) toPlace() place.Container {
 	return place.Container{Bundle: c.Bundle, Input: c.Input, Host: c.Config.Host, Settings: c.Config.Container}
 }
-
-// annotationOnPause is the annotation that overrides container.on-pause for one container.
-const annotationOnPause = "io.containerd.nvidia.on-pause"
 
 // Examine reads the bundle in dir, once. It calls load, which loads the configuration, only for a
 // container that asks for the driver, or whose specification has NVIDIA's hooks or, unless it is
@@ -116,7 +116,10 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
 	c.Plain = !c.Asks && !hasDriver
 	c.SuspendsGPU = c.Asks && onPause == config.SuspendGPU
-	return c, nil
+	if c.Asks {
+		c.IdleAfter, err = idleAfter(b.Spec.Annotations[annotationIdle], c.Config.Policy.SuspendIdleAfter, onPause)
+	}
+	return c, err
 }
 
 // mightAskUnchecked applies request.MightAsk to a file of any size that bundle.Read rejected.

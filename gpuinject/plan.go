@@ -70,6 +70,8 @@ type Plan struct {
 	RemovedHooks []string     `json:"removed_hooks"`
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool `json:"suspends_gpu,omitempty"`
+	// SuspendIdle is the time without GPU work, in seconds, after which it is suspended; 0 is never.
+	SuspendIdle float64 `json:"suspend_idle_seconds,omitempty"`
 	// Ignored lists requests that are ignored, although the container gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
 	// Warnings say what the container gets less than its request names through a fault of the host,
@@ -139,7 +141,8 @@ func newPlan(c Container, h host.Host, g grant.Grant, ch place.Changes) Plan {
 	p := Plan{
 		GPU: c.Asks && !g.Without, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
 		Grant: g.May.Reason, DriverVersion: h.DriverVersion, Platform: h.Platform, GPUs: []PlanGPU{}, MIG: []PlanMIG{},
-		MIGRights: g.MIGRights, Requirements: g.Requirements, SuspendsGPU: c.SuspendsGPU, Changes: ch,
+		MIGRights: g.MIGRights, Requirements: g.Requirements, SuspendsGPU: c.SuspendsGPU,
+		SuspendIdle: c.IdleAfter.Seconds(), Changes: ch,
 	}
 	if g.Request.Driver {
 		p.Reason, p.Asked, p.Capabilities = g.Request.Reason, g.Request.Devices, g.Request.Capabilities

@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -49,6 +50,12 @@ func describeRequest(c Container) (log verdict.Log) {
 	log.Decide("container", decision, "%s", c.Reason)
 	for _, o := range c.Request.Overridden {
 		log.Decide(o.What, "not followed", "%s", o.Reason)
+	}
+	switch {
+	case c.IdleAfter > 0:
+		log.Decide("idle", fmt.Sprintf("suspended after %s without GPU work", c.IdleAfter), "annotation %s, policy.suspend-idle-after", annotationIdle)
+	case c.Asks && c.Bundle.Spec.Annotations[annotationIdle] != "":
+		log.Ignore(annotationIdle, "policy.suspend-idle-after is not set")
 	}
 	return log
 }

@@ -85,7 +85,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		return err
 	case !c.Bool("once"):
 		if !k.Uninstall {
-			defer watchHealth(ctx, c)()
+			defer watchHealth(ctx, c, func(text string) { k.ReportIdle(ctx, text) })()
 		}
 		return k.Keep(ctx, c.Duration("interval"), failed)
 	}

@@ -39,7 +39,7 @@ func serveCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			defer watchHealth(ctx, c)()
+			defer watchHealth(ctx, c, func(string) {})()
 			ctx, stop := context.WithCancel(ctx)
 			defer stop()
 			go handler.Sample(ctx)

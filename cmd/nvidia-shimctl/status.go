@@ -83,6 +83,7 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	s := status.Join(procfs.Host, h.Inventory, live, nvmlErr, records)
 	s.AddFiles(h)
 	s.AddHealth(cfg.Host.StateDir)
+	s.AddIdle(cfg.Host.StateDir)
 	return s, nil
 }
 

@@ -31,11 +31,13 @@ type taskCall func(ctx context.Context, tasks taskapi.TTRPCTaskService, id strin
 
 func suspendCommand() *cli.Command {
 	return pauseCommand("suspend", "pause a container, or those of a pod, so that they give their GPUs back", func(*cli.Command) taskCall {
-		return func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
-			_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
-			return err
-		}
+		return pauseTask
 	})
+}
+
+func pauseTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+	_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
+	return err
 }
 
 func resumeCommand() *cli.Command {

@@ -158,6 +158,9 @@ type Policy struct {
 	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, if set, replace that of
 	// NVIDIA_VISIBLE_DEVICES.
 	SwarmResources []string `toml:"swarm-resources"`
+	// SuspendIdleAfter is the least time without GPU work after which a container is suspended that
+	// asks for it by annotation: see ParseIdle. "" suspends none.
+	SuspendIdleAfter string `toml:"suspend-idle-after"`
 	// AllowCheckpoints lets containers with GPUs outside Kubernetes be written to a checkpoint and
 	// restored from one.
 	AllowCheckpoints bool `toml:"allow-checkpoints"`

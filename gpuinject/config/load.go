@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
@@ -213,10 +214,27 @@ func (c *Config) validate() (string, error) {
 			return key, err
 		}
 	}
+	if text := c.Policy.SuspendIdleAfter; text != "" {
+		if _, err := ParseIdle(text); err != nil {
+			return "policy.suspend-idle-after", err
+		}
+	}
 	for _, name := range c.Policy.SwarmResources {
 		if kind, ok := strings.CutPrefix(name, SwarmPrefix); !ok || kind == "" {
 			return "policy.swarm-resources", fmt.Errorf("%q is not the name of a variable %s<KIND>", name, SwarmPrefix)
 		}
 	}
 	return "", nil
+}
+
+// Bounds of a time without GPU work.
+const minIdle, maxIdle = time.Second, 7 * 24 * time.Hour
+
+// ParseIdle returns a time without GPU work after which a container is suspended, such as "30m".
+func ParseIdle(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < minIdle || d > maxIdle {
+		return 0, fmt.Errorf("%.64q is not a time from 1s to 168h, such as \"30m\"", text)
+	}
+	return d, nil
 }

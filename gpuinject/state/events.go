@@ -27,6 +27,8 @@ const (
 	ViewBuilt = "view_built"
 	// ProbeFailed: NVML or the kubelet did not answer.
 	ProbeFailed = "probe_failed"
+	// Suspended: a container was suspended because it was idle.
+	Suspended = "suspended"
 )
 
 // Event is something that happened on this host, for people and statistics. The shim never reads it.

@@ -17,7 +17,7 @@ const module = "github.com/containerd-shim-nvidia/containerd-shim-nvidia/"
 var floors = [][]string{
 	{"cmd"},
 	{
-		"internal/cdispec", "internal/check", "internal/healthwatch", "internal/hostinfo", "internal/install", "internal/kubeapi",
+		"internal/cdispec", "internal/check", "internal/healthwatch", "internal/hostinfo", "internal/idle", "internal/install", "internal/kubeapi",
 		"internal/node", "internal/prepare", "internal/preview", "internal/report", "internal/runargs", "internal/serve",
 		"internal/status", "internal/toolkit",
 	},

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/idle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -28,13 +29,20 @@ var retry = health.Interval
 // Watcher keeps the file of this host up to date.
 type Watcher struct {
 	Config func() (*config.Config, error)
-	// Observe calls each with what NVML says until ctx ends or it fails, and returns why.
-	Observe func(ctx context.Context, each func(probe.Observation) error) error
+	// Observe calls each with what NVML says, every interval, until ctx ends or it fails, and returns
+	// why. If use is true, NVML is asked how the GPUs are used.
+	Observe func(ctx context.Context, interval time.Duration, use bool, each func(probe.Observation) error) error
+	// Idle returns what suspends idle containers.
+	Idle func(*state.State) *idle.Watch
 	// Log gets one line when watching fails for another reason than before.
 	Log io.Writer
 }
 
-var errOff = errors.New("policy.health is \"off\"")
+// errOff and errChanged end watching until the next attempt, without a message.
+var (
+	errOff     = errors.New("policy.health is \"off\"")
+	errChanged = errors.New("the configuration has changed")
+)
 
 // Run watches until ctx ends. While another process watches, it waits for that one's end.
 func (w Watcher) Run(ctx context.Context) {
@@ -43,7 +51,7 @@ func (w Watcher) Run(ctx context.Context) {
 		err := w.watch(ctx)
 		if text := err.Error(); text != last && ctx.Err() == nil {
 			last = text
-			if !errors.Is(err, errOff) && !errors.Is(err, state.ErrBusy) {
+			if !errors.Is(err, errOff) && !errors.Is(err, errChanged) && !errors.Is(err, state.ErrBusy) {
 				fmt.Fprintf(w.Log, "nvidia-shimctl: the health of the GPUs is not watched: %s\n", text)
 			}
 		}
@@ -60,7 +68,8 @@ func (w Watcher) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if cfg.Policy.Health == config.Off {
+	every := idle.Interval(cfg.Policy)
+	if cfg.Policy.Health == config.Off && every == 0 {
 		return errOff
 	}
 	h, err := host.Discover(cfg.Host)
@@ -76,10 +85,28 @@ func (w Watcher) watch(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
+	var containers *idle.Watch
+	if every > 0 {
+		containers = w.Idle(st)
+		containers.Least, _ = config.ParseIdle(cfg.Policy.SuspendIdleAfter)
+	}
 	k := newKeeper(cfg.Host, h.DriverVersion)
-	return w.Observe(ctx, func(o probe.Observation) error {
-		k.add(o, time.Now().Truncate(time.Second))
-		return health.Write(cfg.Host.StateDir, k.file)
+	return w.Observe(ctx, cmp.Or(every, health.Interval), every > 0, func(o probe.Observation) error {
+		now, err := w.Config()
+		if err != nil {
+			return err
+		}
+		if now.Policy.Health != cfg.Policy.Health || now.Policy.SuspendIdleAfter != cfg.Policy.SuspendIdleAfter { // guard: idle: allowed still
+			return errChanged
+		}
+		if cfg.Policy.Health != config.Off {
+			k.add(o, time.Now().Truncate(time.Second))
+			err = health.Write(cfg.Host.StateDir, k.file)
+		}
+		if err == nil && every > 0 {
+			err = containers.Add(ctx, o)
+		}
+		return err
 	})
 }
 

@@ -12,8 +12,11 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/idle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
 var check = testtree.Check
@@ -168,7 +171,7 @@ func TestRun(t *testing.T) {
 		ended := make(chan bool)
 		go func() {
 			defer close(ended)
-			Watcher{Config: load, Log: &log, Observe: func(ctx context.Context, each func(probe.Observation) error) error {
+			Watcher{Config: load, Log: &log, Observe: func(ctx context.Context, _ time.Duration, _ bool, each func(probe.Observation) error) error {
 				check(t, each(probe.Observation{GPUs: []probe.Observed{{PCI: "a", Xids: []uint64{xid}}}}))
 				<-ctx.Done()
 				return ctx.Err()
@@ -212,6 +215,40 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// Idle containers are watched whatever policy.health is, while the configuration allows it.
+func TestIdleContainersAreWatched(t *testing.T) {
+	d := testtree.NewHost(t, 1)
+	text := readFile(t, d.Config)
+	allow := func(after string) {
+		d.Write("config.toml", text+"[policy]\nhealth = \"off\"\nsuspend-idle-after = \""+after+"\"\n")
+	}
+	allow("30m")
+	read := 0
+	w := Watcher{
+		Config: func() (*config.Config, error) { return config.Load(d.Config) },
+		Idle: func(st *state.State) *idle.Watch {
+			return &idle.Watch{State: st, Records: func() []status.Record { read++; return nil }}
+		},
+		Observe: func(_ context.Context, interval time.Duration, use bool, each func(probe.Observation) error) error {
+			check(t, each(probe.Observation{}))
+			if !use || interval != 10*time.Second || read != 1 {
+				t.Errorf("use %v every %s, containers were read %d times", use, interval, read)
+			}
+			allow("")
+			return each(probe.Observation{})
+		},
+	}
+	if err := w.watch(t.Context()); !errors.Is(err, errChanged) || read != 1 {
+		t.Errorf("%v, containers were read %d times", err, read)
+	}
+	if err := w.watch(t.Context()); !errors.Is(err, errOff) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(d.State, health.Name)); err == nil {
+		t.Error("\"off\" wrote the file")
+	}
+}
+
 // A failure is reported once.
 func TestAFailureIsReportedOnce(t *testing.T) {
 	defer func(d time.Duration) { retry = d }(retry)
@@ -221,7 +258,7 @@ func TestAFailureIsReportedOnce(t *testing.T) {
 	var log strings.Builder
 	n := 0
 	Watcher{Log: &log, Config: func() (*config.Config, error) { return config.Load(d.Config) },
-		Observe: func(context.Context, func(probe.Observation) error) error {
+		Observe: func(context.Context, time.Duration, bool, func(probe.Observation) error) error {
 			if n++; n == 5 {
 				stop()
 			}

@@ -2,19 +2,33 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 )
 
-// Reasons of the node's events: whether it is ready, and whether its GPUs are healthy.
+// Reasons of the node's events: whether it is ready, whether its GPUs are healthy, and what was done
+// with an idle container.
 const (
 	readinessReason = "ShimReadiness"
 	healthReason    = "GPUHealth"
+	idleReason      = "IdleContainer"
 )
+
+// ReportIdle reports what was done with an idle container.
+func (k *Keeper) ReportIdle(ctx context.Context, text string) {
+	if k.API == nil {
+		return
+	}
+	if err := k.API.Report(ctx, kubeapi.Normal, idleReason, text); err != nil {
+		fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: %s\n", cmdline.Plain(err))
+	}
+}
 
 // repeat is how often a warning that lasts is reported again: the API server forgets an event after
 // an hour.

@@ -157,12 +157,16 @@ func (r *reader) facts(d handle) device.GPUFacts {
 	if ok && r.err == nil {
 		g.Arch = fmt.Sprintf("%d.%d", arch[0], arch[1])
 	}
+	g.MIG = r.isMIG(d)
+	return g
+}
+
+func (r *reader) isMIG(d nvml.Device) bool {
 	mode, _ := get(r, "MIG mode", func() (int, nvml.Return) {
 		current, _, ret := d.GetMigMode()
 		return current, ret
 	}, "nvmlDeviceGetMigMode")
-	g.MIG = mode == nvml.DEVICE_MIG_ENABLE
-	return g
+	return mode == nvml.DEVICE_MIG_ENABLE
 }
 
 // instanceFacts reads the facts about a MIG device.

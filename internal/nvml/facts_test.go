@@ -93,9 +93,9 @@ func do(task string) error {
 		v, err = Facts(cfg.Host)
 	case "cuda":
 		v, err = cudaFacts(cfg.Host)
-	case "watch":
+	case "watch", "use":
 		answers := json.NewEncoder(os.Stdout)
-		return Watch(cfg.Host, watchInterval, func(o probe.Observation) error { return answers.Encode(o) })
+		return Watch(cfg.Host, watchInterval, what == "use", func(o probe.Observation) error { return answers.Encode(o) })
 	default:
 		v, err = Live(cfg.Host, filepath.SplitList(os.Getenv(envCgroups)))
 	}

@@ -21,7 +21,7 @@ func Facts(config.Host) (device.Facts, error) { return device.Facts{}, errors.Er
 func Live(config.Host, []string) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }
 
 // Watch returns errors.ErrUnsupported.
-func Watch(config.Host, time.Duration, func(probe.Observation) error) error {
+func Watch(config.Host, time.Duration, bool, func(probe.Observation) error) error {
 	return errors.ErrUnsupported
 }
 

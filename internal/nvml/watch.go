@@ -28,10 +28,10 @@ const pause = time.Second
 // maxXids bounds how many numbers of Xids are kept for a GPU between two observations.
 const maxXids = 64
 
-// Watch calls each with the health of the GPUs, at once, every interval and soon after an event. It
-// returns the error of each, or why NVML cannot be asked any more. Afterwards the process cannot
-// start programs.
-func Watch(cfg config.Host, interval time.Duration, each func(probe.Observation) error) error {
+// Watch calls each with the health of the GPUs, and their use if use is true, at once, every interval
+// and soon after an event. It returns the error of each, or why NVML cannot be asked any more.
+// Afterwards the process cannot start programs.
+func Watch(cfg config.Host, interval time.Duration, use bool, each func(probe.Observation) error) error {
 	path, err := libraryPath(cfg, nvmlName)
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func Watch(cfg config.Host, interval time.Duration, each func(probe.Observation)
 	}
 	return onThreads(cfg, nil, threadCount, func(threads chan<- func()) error {
 		return opened(path, threads, func(l nvml.Interface) (hangs bool, err error) {
-			w := &watcher{library: l, threads: threads}
+			w := &watcher{library: l, threads: threads, use: use, start: time.Now()}
 			for _, g := range h.GPUs {
 				w.gpus = append(w.gpus, watched{pci: g.BusID})
 			}
@@ -61,13 +61,17 @@ type watcher struct {
 	gpus      []watched
 	events    nvml.EventSet // nil if no GPU has events
 	unwatched []string
+	use       bool
+	start     time.Time
 }
 
-// watched is a GPU, its handle once NVML has returned one, and the Xids since the last observation.
+// watched is a GPU, its handle once NVML has returned one, and the Xids since the last observation,
+// with its use then.
 type watched struct {
 	pci    string
 	device nvml.Device
 	xids   []uint64
+	usage  usage
 }
 
 func (w *watcher) watch(interval time.Duration, each func(probe.Observation) error) error {
@@ -167,34 +171,49 @@ func (w *watcher) observe() (o probe.Observation, hangs error) {
 	o = probe.Observation{Unwatched: strings.Join(w.unwatched, "; "), GPUs: []probe.Observed{}}
 	for i := range w.gpus {
 		g := &w.gpus[i]
-		seen, err := within(gpuLimit, w.threads, func() (probe.Observed, error) { return observe(w.library, g.pci), nil })
+		type observed struct {
+			probe.Observed
+			usage
+		}
+		before := g.usage
+		seen, err := within(gpuLimit, w.threads, func() (o observed, _ error) {
+			o.Observed, o.usage = observe(w.library, g.pci, w.use, before)
+			return o, nil
+		})
 		if err != nil {
-			seen = probe.Observed{PCI: g.pci, Error: "NVML does not answer about it: " + err.Error()}
+			seen.Observed = probe.Observed{PCI: g.pci, Error: "NVML does not answer about it: " + err.Error()}
 			hangs = fmt.Errorf("NVML does not answer about %s: %w", g.pci, err)
 		}
-		seen.Xids, g.xids = g.xids, nil
-		o.GPUs = append(o.GPUs, seen)
+		seen.Xids, g.xids, g.usage = g.xids, nil, seen.usage
+		o.GPUs = append(o.GPUs, seen.Observed)
 		if hangs != nil {
 			break
 		}
 	}
+	if w.use {
+		o.Clock = time.Since(w.start)
+	}
 	return o, hangs
 }
 
-// observe asks about one GPU.
-func observe(l nvml.Interface, pci string) probe.Observed {
+// observe asks about one GPU, whose use was before at the previous observation.
+func observe(l nvml.Interface, pci string, use bool, before usage) (probe.Observed, usage) {
 	r := &reader{library: l}
 	o := probe.Observed{PCI: pci}
 	d := must(r, "handle", func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByPciBusId(pci) },
 		"nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId")
+	var now usage
 	if r.err == nil {
 		r.health(&o, d)
+		if use {
+			o.Use, now = observeUse(l, d, before)
+		}
 	}
 	if r.err != nil {
 		o.Error = r.err.Error()
 		o.Lost, o.NeedsReset = r.code == nvml.ERROR_GPU_IS_LOST, r.code == nvml.ERROR_RESET_REQUIRED
 	}
-	return o
+	return o, now
 }
 
 func (r *reader) health(o *probe.Observed, d nvml.Device) {

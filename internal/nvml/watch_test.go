@@ -21,8 +21,13 @@ const watchInterval = 100 * time.Millisecond
 // holds.
 func watch(t *testing.T, d *sim.Driver) (next func(wanted func(probe.Observation) bool) probe.Observation) {
 	t.Helper()
+	return watchFor(t, d, "watch")
+}
+
+func watchFor(t *testing.T, d *sim.Driver, task string) (next func(wanted func(probe.Observation) bool) probe.Observation) {
+	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{envTask + "=watch:" + d.ConfigPath}
+	cmd.Env = []string{envTask + "=" + task + ":" + d.ConfigPath}
 	var errs strings.Builder
 	cmd.Stderr = &errs
 	out, err := cmd.StdoutPipe()

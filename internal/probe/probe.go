@@ -63,6 +63,8 @@ type Questions struct {
 	// Watch is how often the health of the GPUs is observed, and besides after each of NVML's events,
 	// until the program is ended: see Watch. Ask does not ask this.
 	Watch time.Duration `json:"watch,omitempty"`
+	// Use adds to Watch how each GPU is used.
+	Use bool `json:"use,omitempty"`
 	// Programs are paths of programs whose versions are asked for: `<program> --version`.
 	Programs []string `json:"programs,omitempty"`
 	// Cgroups are directories of cgroups for which Live has what they use.
@@ -89,6 +91,9 @@ type Observation struct {
 	// Unwatched says which GPUs, or all, have no events, and why; "" if each has.
 	Unwatched string     `json:"unwatched,omitempty"`
 	GPUs      []Observed `json:"gpus"`
+	// Clock is when this was observed, since the program began to watch. Changes of the host's time do
+	// not matter to it. It is set with Questions.Use.
+	Clock time.Duration `json:"clock,omitempty"`
 }
 
 // Observed is what NVML says about the health of a GPU. What this GPU or driver does not report is
@@ -111,6 +116,18 @@ type Observed struct {
 	Uncorrected uint64 `json:"uncorrected,omitempty"`
 	// Xids are the critical Xids since the previous observation, each number once.
 	Xids []uint64 `json:"xids,omitempty"`
+	// Use is set with Questions.Use, unless the GPU cannot be asked at all.
+	Use *GPUUse `json:"use,omitempty"`
+}
+
+// GPUUse is how a GPU was used since the previous observation.
+type GPUUse struct {
+	// Unknown says why this cannot be judged, or is "". Then the other fields mean nothing.
+	Unknown string `json:"unknown,omitempty"`
+	// Busy is true if the GPU worked, or if a process came, went or changed its memory.
+	Busy bool `json:"busy,omitempty"`
+	// Processes are the PIDs of those that use it now.
+	Processes []int `json:"processes,omitempty"`
 }
 
 // Pod is a pod of the kubelet.

@@ -12,6 +12,7 @@ import (
 type counters struct {
 	creations, refusals   *prometheus.CounterVec
 	coldViews, probes     prometheus.Counter
+	suspended             prometheus.Counter
 	creation, preparation prometheus.Histogram
 }
 
@@ -27,6 +28,7 @@ func newCounters() counters {
 		refusals:  prometheus.NewCounterVec(counter("refusals_total", "Containers refused that asked for GPUs, by gRPC code; \"runtime\" is a failure of runc or containerd."), []string{"reason"}),
 		coldViews: prometheus.NewCounter(counter("cold_views_total", "Views of driver files built because the host did not have them.")),
 		probes:    prometheus.NewCounter(counter("probe_failures_total", "Questions that NVML or the kubelet did not answer.")),
+		suspended: prometheus.NewCounter(counter("idle_suspensions_total", "Containers suspended because they were idle.")),
 		creation: histogram("create_duration_seconds", "Duration of the creation of a container that asked for GPUs.",
 			[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}),
 		preparation: histogram("prepare_duration_seconds", "Part of the creation before runc: deciding, links, linker files, config.json.",
@@ -41,7 +43,7 @@ func newCounters() counters {
 }
 
 func (c *counters) all() []prometheus.Collector {
-	return []prometheus.Collector{c.creations, c.refusals, c.coldViews, c.probes, c.creation, c.preparation}
+	return []prometheus.Collector{c.creations, c.refusals, c.coldViews, c.probes, c.suspended, c.creation, c.preparation}
 }
 
 func (c *counters) add(e state.Event) {
@@ -61,6 +63,8 @@ func (c *counters) add(e state.Event) {
 		c.coldViews.Inc()
 	case state.ProbeFailed:
 		c.probes.Inc()
+	case state.Suspended:
+		c.suspended.Inc()
 	}
 }
 

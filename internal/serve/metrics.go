@@ -48,6 +48,7 @@ var (
 	useLimit    = desc("container_device_memory_limit_bytes", "GPU memory that a container may use on a device at most, if it has a limit.", append(migLabels, holderLabels...)...)
 	useRequest  = desc("container_device_memory_request_bytes", "GPU memory that is reserved for a container on a device, if it has a request.", append(migLabels, holderLabels...)...)
 	useBusy     = desc("container_device_utilization_ratio", "Part of the last seconds in which the processes of a container kept a GPU busy, 0 to 1, as NVML lists them.", append(migLabels, holderLabels...)...)
+	idleSince   = desc("container_idle_since_timestamp_seconds", "Since when the GPUs of a container have done nothing that is suspended for that.", holderLabels...)
 	suspended   = desc("container_suspended", "1 if the container is paused and has given its GPUs back.", holderLabels...)
 )
 
@@ -100,6 +101,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(containerUs, float64(*r.Memory), holderOf(r)...)
 		}
 		sendUses(gauge, r)
+		if r.Idle != nil && !r.Idle.Since.IsZero() {
+			gauge(idleSince, float64(r.Idle.Since.Unix()), holderOf(r)...)
+		}
 		gauge(suspended, flag(r.Suspended != nil), holderOf(r)...)
 	}
 }

@@ -39,6 +39,7 @@ type page struct {
 	Status               *status.Status
 	Devices              []pageDevice
 	Suspended            []pageSuspended
+	Idle                 []status.Container
 	Refusals             []pageRefusal
 }
 
@@ -53,6 +54,7 @@ type pageSuspended struct {
 	Name   string
 	Memory uint64
 	Since  time.Time
+	Idle   bool // the reason
 }
 
 // pageDevice is a GPU or a MIG device. Memory is in MiB; Total is 0 if it is unknown.
@@ -86,6 +88,7 @@ func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
 	} else {
 		p.Devices = s.pageDevices(p.Status, p.Time)
 		p.Suspended = pageSuspensions(p.Status)
+		p.Idle = slices.DeleteFunc(slices.Clone(p.Status.Containers), func(c status.Container) bool { return c.Idle == nil || c.Suspended != nil })
 	}
 	var text bytes.Buffer
 	if err := pageTemplate.Execute(&text, p); err != nil {
@@ -187,7 +190,7 @@ func sensors(g status.GPU) string {
 func pageSuspensions(s *status.Status) (list []pageSuspended) {
 	for _, c := range s.Containers {
 		if c.Suspended != nil {
-			list = append(list, pageSuspended{c.Label(), c.SuspendedMemory >> 20, *c.Suspended})
+			list = append(list, pageSuspended{c.Label(), c.SuspendedMemory >> 20, *c.Suspended, c.Idle != nil && c.Idle.Suspended})
 		}
 	}
 	return list

@@ -38,9 +38,10 @@ func memory(used, total uint64) *nvml.MemoryState {
 // NVML cannot read.
 func example() *status.Status {
 	uses := []status.DeviceUse{{Name: "0", UUID: "GPU-0", From: status.FromCgroup, Limit: 8 * gib, Request: gib, Memory: ref(uint64(3 * gib)), Utilization: ref(uint32(20)), Processes: 1}}
-	pod := status.Container{Memory: ref(uint64(3 * gib)), Uses: uses, Record: status.Record{PlanContainer: gpuinject.PlanContainer{
+	idle := &status.Idle{Since: time.Unix(1764331200, 0), Reason: "it could not be suspended: \"why\""}
+	pod := status.Container{Idle: idle, Memory: ref(uint64(3 * gib)), Uses: uses, Record: status.Record{PlanContainer: gpuinject.PlanContainer{
 		ID: "c1", Namespace: "k8s.io", PodNamespace: "team", Pod: `<b>"train"`, Name: "main"}}}
-	plain := status.Container{Record: status.Record{Suspended: ref(time.Now()), PlanContainer: gpuinject.PlanContainer{ID: "c2", Namespace: "default"}}}
+	plain := status.Container{Idle: &status.Idle{Suspended: true}, Record: status.Record{Suspended: ref(time.Now()), PlanContainer: gpuinject.PlanContainer{ID: "c2", Namespace: "default"}}}
 	process := status.Process{Process: nvml.Process{PID: 42, Type: "C", Memory: ref(uint64(3 * gib))}, Name: "train", Container: "c1"}
 	return &status.Status{
 		DriverVersion: "580.1", CUDAVersion: "13.0", Containers: []status.Container{pod, plain},
@@ -133,6 +134,7 @@ func TestMetricsOfThePresentState(t *testing.T) {
 		`nvidia_shim_container_device_memory_request_bytes{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 1.073741824e+09`,
 		`nvidia_shim_container_device_utilization_ratio{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 0.2`,
 		`nvidia_shim_container_suspended{holder_container="",holder_namespace="default",holder_pod="",id="c2"} 1`,
+		`nvidia_shim_container_idle_since_timestamp_seconds{holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1"} 1.7643312e+09`, "nvidia_shim_idle_suspensions_total 0\n",
 		// Rates need a first value.
 		`nvidia_shim_refusals_total{reason="permission_denied"} 0`, `nvidia_shim_creations_total{gpu="true"} 0`)
 	for _, line := range strings.Split(f.get("/metrics"), "\n") {
@@ -237,7 +239,8 @@ func TestThePage(t *testing.T) {
 // The last hour is there once there are two samples, and bounded.
 func TestThePageHasTheLastHour(t *testing.T) {
 	f := newFixture(t)
-	f.want("/", "41°C, 118/700 W, ECC errors: 3, 1 uncorrected, last Xid: -", "<li>train (42) in team/&lt;b&gt;&#34;train&#34; 3072 MiB</li>", "<h2>Suspended</h2>")
+	f.want("/", "41°C, 118/700 W, ECC errors: 3, 1 uncorrected, last Xid: -", "<li>train (42) in team/&lt;b&gt;&#34;train&#34; 3072 MiB</li>", "<h2>Suspended</h2>", "because it was idle</li>",
+		"<h2>Suspended when idle</h2>", "</time>, it could not be suspended: &#34;why&#34;</li>")
 	if page := f.get("/"); strings.Contains(page, "<figure") {
 		t.Error("a history without samples")
 	}

@@ -83,6 +83,9 @@ type Record struct {
 	cgroup string
 }
 
+// Plan returns the shim's record.
+func (r Record) Plan() gpuinject.Plan { return r.plan }
+
 // Bundle is the bundle of a container. containerd keeps it while the container has a task.
 type Bundle struct {
 	// Dir is a path below the root of Tree.
@@ -272,9 +275,9 @@ func Cgroups(records []Record) (dirs []string) {
 	return dirs
 }
 
-// owner returns the id of the container that a process belongs to, or "". Daemons name a
+// Owner returns the id of the container that a process belongs to, or "". Daemons name a
 // container's cgroup by its id: <id>, or <prefix>-<id>.scope with the systemd driver.
-func owner(proc procfs.FS, records []Record, pid int) (id string) {
+func Owner(proc procfs.FS, records []Record, pid int) (id string) {
 	depth := -1
 	for _, path := range proc.Cgroups(pid) {
 		for i, part := range strings.Split(path, "/") {

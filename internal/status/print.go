@@ -126,13 +126,34 @@ func (s *Status) printContainers(o *term.Output) {
 			}
 		}
 	}
-	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE")
+	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE", "BECAUSE")
 	for _, c := range s.Containers {
 		if c.Suspended != nil {
-			suspended.Row(term.Plain, c.Label(), size(&c.SuspendedMemory), c.Suspended.Format(time.DateTime))
+			because := none
+			if c.Idle != nil && c.Idle.Suspended {
+				because = "idle"
+			}
+			suspended.Row(term.Plain, c.Label(), size(&c.SuspendedMemory), c.Suspended.Format(time.DateTime), because)
 		}
 	}
 	suspended.FlushRows()
+	s.printIdle(o)
+}
+
+// printIdle shows containers that are suspended when they are idle, and are not suspended.
+func (s *Status) printIdle(o *term.Output) {
+	t := o.Table("IDLE", "SINCE", "SUSPENDED AFTER", "OR NOT, BECAUSE")
+	for _, c := range s.Containers {
+		if c.Idle == nil || c.Suspended != nil {
+			continue
+		}
+		since := none
+		if !c.Idle.Since.IsZero() {
+			since = c.Idle.Since.Local().Format(time.DateTime)
+		}
+		t.Row(term.Plain, c.Label(), since, c.IdleAfter().String(), cmp.Or(c.Idle.Reason, none))
+	}
+	t.FlushRows()
 }
 
 // counted lists the GPUs whose memory the driver counts for each container. For others MEMORY is the

@@ -88,6 +88,8 @@ type Container struct {
 	// Uses is what its processes use of each of its devices, and of others if NVML lists them there.
 	// It is absent if NVML did not answer.
 	Uses []DeviceUse `json:"use,omitempty"`
+	// Idle is set if the container is suspended when it is idle.
+	Idle *Idle `json:"idle,omitempty"`
 }
 
 // Values of DeviceUse.From: the driver counts the memory of the container's cgroup, or it is the sum of
@@ -201,6 +203,22 @@ func (s *Status) AddHealth(stateDir string) {
 	}
 }
 
+// AddIdle adds what is known about containers that ask to be suspended when they are idle.
+func (s *Status) AddIdle(stateDir string) {
+	f := ReadIdle(stateDir)
+	for i := range s.Containers {
+		c := &s.Containers[i]
+		if c.IdleAfter() == 0 {
+			continue
+		}
+		known, ok := f.Containers[c.Key()]
+		if !ok {
+			known = Idle{After: c.IdleAfter().Seconds(), Reason: "nothing watches it"}
+		}
+		c.Idle = &known
+	}
+}
+
 func holders(records []Record, has func(Record) bool) []string {
 	ids := []string{}
 	for _, r := range records {
@@ -240,7 +258,7 @@ func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 func processes(proc procfs.FS, records []Record, live []nvml.Process) []Process {
 	var list []Process
 	for _, l := range live {
-		p := Process{Process: l, Name: proc.Comm(l.PID), Container: owner(proc, records, l.PID)}
+		p := Process{Process: l, Name: proc.Comm(l.PID), Container: Owner(proc, records, l.PID)}
 		if uid, ok := proc.UID(l.PID); ok {
 			p.User = uid
 			if u, err := user.LookupId(uid); err == nil && p.Container == "" {

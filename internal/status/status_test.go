@@ -184,11 +184,11 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 		"/default/outer/docker/inner":                                           "inner", "/default/outer/docker": "outer",
 	} {
 		f.process(999, "/bin/train", cgroup)
-		if got := owner(f.Proc, list, 999); got != want {
+		if got := Owner(f.Proc, list, 999); got != want {
 			t.Errorf("a process in %s is %q's, want %q", cgroup, got, want)
 		}
 	}
-	if owner(f.Proc, list, 998) != "" {
+	if Owner(f.Proc, list, 998) != "" {
 		t.Error("a process that has ended has an owner")
 	}
 }

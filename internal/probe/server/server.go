@@ -250,7 +250,7 @@ func watch(q probe.Questions) error {
 		return err
 	}
 	answers := json.NewEncoder(os.Stdout)
-	err = nvml.Watch(cfg.Host, q.Watch, func(o probe.Observation) error {
+	err = nvml.Watch(cfg.Host, q.Watch, q.Use, func(o probe.Observation) error {
 		lock.Close()
 		return answers.Encode(probe.Answers{Observed: &o})
 	})
