@@ -21,7 +21,7 @@ var rooms = []struct {
 	{"gpuinject/config/capabilities.go", []string{`"compute"`, `"compat32"`, `"graphics"`, `"utility"`, `"video"`, `"display"`, `"ngx"`}},
 	{"gpuinject/view/view.go", []string{`"/usr/local/nvidia"`}},
 	{"gpuinject/grant/nvml.go", []string{`"nvml.json.lock"`}},
-	{"internal/probe/server/server.go", []string{`"nvml.lock"`}},
+	{"internal/probe/server/lock.go", []string{`"nvml.lock"`}},
 	{"internal/nvml/cuda.go", []string{"C.dlopen"}},
 	{"internal/openat/openat.go", []string{"unix.Openat2", `"/proc/self/fd/"`}},
 	{"internal/version/names.go", []string{`"containerd-shim-nvidia-v2"`, `"nvidia-shimctl"`, `"nvidia-shim-nvml"`}},

@@ -16,5 +16,5 @@
 // a cgroup: NVML takes them from a program with CAP_SYS_ADMIN, and writes to the cgroups.
 //
 // A property that a GPU does not have is absent from the answer, never zero. A program
-// without cgo cannot load a library: Linked is false, and every question is an error.
+// without cgo cannot load a library: it has only the types of the answers, and Confine.
 package nvml

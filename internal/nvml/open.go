@@ -13,9 +13,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// Linked reports whether this program can load NVML.
-const Linked = true
-
 // isolated runs fn, which may still make the calls in allowed, on a thread that ends afterwards.
 func isolated(host config.Host, allowed []uint32, fn func() error) (err error) {
 	return onThreads(host, allowed, 1, func(threads chan<- func()) error { return on(threads, fn) })
