@@ -40,7 +40,9 @@ func enterHost(c *cli.Command) error {
 		}
 		return nil
 	}
+	if _, _, err := node.EnterHost(root); err != nil {
+		return err
+	}
 	askingProgram = filepath.Join(c.String("bin-dir"), version.Ctl)
-	_, _, err := node.EnterHost(root)
-	return err
+	return nil
 }

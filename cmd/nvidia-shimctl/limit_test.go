@@ -13,6 +13,7 @@ func TestLimitNamesContainersAndAnAmount(t *testing.T) {
 		"--pod a/b web 6Gi":                   "limit needs one CONTAINER, or --pod, and one AMOUNT",
 		"web 6":                               "\"6\" is not an amount of memory",
 		"--request x web 6Gi":                 "\"x\" is not an amount of memory",
+		"--pod / 6Gi":                         "--pod \"/\" is not NAMESPACE/NAME", // of containers without a pod
 		"--state " + state + " web 6Gi":       "no container \"web\" has a GPU",
 		"--state " + state + " --pod a/b 6Gi": "pod \"a/b\" has no container with a GPU",
 	} {

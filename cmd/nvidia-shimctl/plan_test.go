@@ -112,7 +112,7 @@ func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 	}{
 		{"an unknown GPU", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=7"}, d.GPUs[2].UUID},
 		{"an unknown capability", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0", "--env", "NVIDIA_DRIVER_CAPABILITIES=compute,magic"}, "magic"},
-		{"a volume over the driver", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0", "--mount", "/srv:/usr/local"}, "/usr/local"},
+		{"a volume over the driver", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0", "--mount", "/srv:/usr/local", "--mount", "/srv:/opt"}, "/usr/local"},
 		{"by policy", refusing, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, "accept-env-when-unprivileged"},
 		{"a configuration that is missing", filepath.Join(d.Dir, "none.toml"), []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, "none.toml"},
 	} {

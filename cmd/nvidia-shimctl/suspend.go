@@ -171,16 +171,18 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 // named returns the container with this id, or, if it is empty, those of --pod that fit, of which
 // there is at least one. none says what the pod has none of.
 func named(c *cli.Command, id, none string, fits func(status.Record) bool) ([]status.Record, error) {
-	if c.IsSet("pod") {
-		if _, _, err := podFlag(c); err != nil {
+	pod := ""
+	if id == "" {
+		namespace, name, err := podFlag(c)
+		if err != nil {
 			return nil, err
 		}
+		pod = namespace + "/" + name
 	}
 	source, err := readSource(c)
 	if err != nil {
 		return nil, err
 	}
-	pod := c.String("pod")
 	list := slices.DeleteFunc(source.Read(), func(r status.Record) bool {
 		if id == "" {
 			return r.PodNamespace+"/"+r.Pod != pod || !fits(r)
