@@ -73,6 +73,31 @@ func TestAMIGDeviceOfAGPUWhoseListCannotBeRead(t *testing.T) {
 	}}.run(t)
 }
 
+// While the driver's packages are upgraded, one after the other, the list of the loaded driver's files
+// stays: a view may still hold them.
+func TestTheListOfTheLoadedDriverOutlivesAnUpgrade(t *testing.T) {
+	h := newHost(t, sim.Options{GPUs: 1})
+	plan := func(want string) {
+		t.Helper()
+		table{show: showGPUs, host: h, env: devices("0"), rows: []row{{want: want}}}.run(t)
+	}
+	list := func() string {
+		text, err := os.ReadFile(filepath.Join(h.cfg.Host.StateDir, filesName))
+		testtree.Check(t, err)
+		return string(text)
+	}
+	plan("GPU 0")
+	before := list()
+	for _, stem := range []string{"libcuda", "libnvidia-ml"} {
+		file := filepath.Join(h.Root, h.Layout.LibDir(), stem+".so.")
+		testtree.Check(t, os.Rename(file+h.Version, file+"999.1.2"))
+		plan("refused: NVIDIA driver library libcuda.so.999.1.2 ... " + h.Version)
+		if list() != before {
+			t.Errorf("without %s the list is another one", stem)
+		}
+	}
+}
+
 // A library of the driver that containers do not get through a fault of the host is in the plan.
 func TestARefusedLibraryIsNoted(t *testing.T) {
 	h := newHost(t, sim.Options{GPUs: 1})

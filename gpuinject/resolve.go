@@ -203,9 +203,11 @@ func allDriverFiles(st *state.State, h host.Host) (driver.Files, error) {
 		return driver.Files{}, verdict.Precondition("%w", err)
 	}
 	if kept.Version != "" && kept.Version == h.DriverVersion && kept.Root == files.Root && len(files.Others) > 0 {
-		if err := files.Check([]string{config.Utility}); err != nil && kept.Check([]string{config.Utility}) == nil {
-			kept.Replaced = err.Error()
-			return kept, nil
+		for _, c := range []string{config.Compute, config.Utility} { // an upgrade replaces one package after the other
+			if err := files.Check([]string{c}); err != nil && kept.Check([]string{c}) == nil {
+				kept.Replaced = err.Error()
+				return kept, nil
+			}
 		}
 	}
 	if err := st.Store(filesName, &files); err != nil {
