@@ -95,6 +95,8 @@ func compareBusID(a, b GPU) int {
 	return cmp.Or(cmp.Compare(len(a.BusID), len(b.BusID)), strings.Compare(a.BusID, b.BusID))
 }
 
+func compareFault(a, b Fault) int { return compareBusID(a.GPU, b.GPU) }
+
 // Instance is a MIG device: a compute instance of a GPU instance.
 type Instance struct {
 	// GPU is the index of the GPU, and Minor the number of its node.

@@ -38,15 +38,13 @@ func Discover(cfg config.Host) (Inventory, error) {
 		gpu.BusID = BusID(e.Name())
 		switch {
 		case err != nil:
-			found = append(found, Fault{gpu, err.Error()})
+			found = insert(found, Fault{gpu, err.Error()}, compareFault)
 		case excluded:
-			inv.Excluded = append(inv.Excluded, gpu)
+			inv.Excluded = insert(inv.Excluded, gpu, compareBusID)
 		default:
-			found = append(found, Fault{GPU: gpu})
+			found = insert(found, Fault{GPU: gpu}, compareFault)
 		}
 	}
-	slices.SortFunc(inv.Excluded, compareBusID)
-	slices.SortFunc(found, func(a, b Fault) int { return compareBusID(a.GPU, b.GPU) })
 	gpusOf := map[int]int{} // how many have the minor
 	for _, f := range found {
 		gpusOf[f.GPU.Minor]++

@@ -31,16 +31,14 @@ func (s Set) HasMIG(in Instance) bool { return slices.ContainsFunc(s.MIG, in.is)
 // AddGPU adds a GPU unless the set has it.
 func (s *Set) AddGPU(gpu GPU) {
 	if !s.HasGPU(gpu) {
-		s.GPUs = append(s.GPUs, gpu)
-		slices.SortFunc(s.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
+		s.GPUs = insert(s.GPUs, gpu, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	}
 }
 
 // AddMIG adds a MIG device unless the set has it.
 func (s *Set) AddMIG(in Instance) {
 	if !s.HasMIG(in) {
-		s.MIG = append(s.MIG, in)
-		slices.SortFunc(s.MIG, func(a, b Instance) int {
+		s.MIG = insert(s.MIG, in, func(a, b Instance) int {
 			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
 		})
 	}
@@ -92,4 +90,10 @@ func (inv Inventory) Visible(s Set) []GPU {
 	return slices.DeleteFunc(slices.Clone(inv.GPUs), func(gpu GPU) bool {
 		return !s.HasGPU(gpu) && len(instancesOf(s.MIG, gpu)) == 0
 	})
+}
+
+// insert adds an item to a sorted list.
+func insert[E any](sorted []E, item E, compare func(a, b E) int) []E {
+	at, _ := slices.BinarySearchFunc(sorted, item, compare)
+	return slices.Insert(sorted, at, item)
 }
