@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10500000
 
 .DEFAULT_GOAL := help
-.PHONY: help build packages man tools daemons kubernetes docker kind demo test test-long test-kind test-unit guards test-gpu attacks soak bench bench-real lint fuzz clean deps
+.PHONY: help build packages man tools daemons kubernetes docker kind demo test test-long test-kind test-vm test-unit guards test-gpu attacks soak bench bench-real lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,11 @@ test-unit: ## run the tests that need nothing built
 
 test-kind: deps build docker kind ## run a cluster of kind under Docker, with simulated GPUs (as root)
 	$(GO) test $(TEST_FLAGS) -tags kind -exec 'unshare --mount --net' -run '^TestKind' ./integration/docker
+
+MACHINES ?= debian-12 debian-13 debian-13-arm64
+
+test-vm: deps build packages tools ## install the package on machines of real distributions by qemu, with simulated GPUs, and print what was tried (as root)
+	integration/vm/run.sh $(BIN) dist $(BIN)/vm $(MACHINES)
 
 guards: ## remove one guard at a time and see its test fail (as root)
 	$(GO) test -count=1 -v -timeout 40m -tags guards ./integration/guards
