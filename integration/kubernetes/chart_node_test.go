@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -171,6 +172,8 @@ func (c *cluster) startControllers(t *testing.T) {
 		Name: "kube-controller-manager", Dir: c.dir, Log: filepath.Join(c.dir, "kube-controller-manager.log"),
 		Argv: []string{
 			filepath.Join(binDir(), "kube-controller-manager"), "--kubeconfig=" + c.kubeconfig(), "--leader-elect=false", "--secure-port=0",
+			// A rollout over many nodes waits for these requests.
+			"--kube-api-qps=500", "--kube-api-burst=500",
 			"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller",
 			"--root-ca-file=" + filepath.Join(c.dir, "apiserver", "apiserver.crt"),
 		},
@@ -316,6 +319,34 @@ func (c *cluster) checkHealthEvents(t *testing.T) {
 	await(corev1.EventTypeNormal, "the health of 4 GPUs is watched")
 }
 
+// checkKubectlPlugin asks about a pod on its node, as from a workstation.
+func (c *cluster) checkKubectlPlugin(t *testing.T, pod *corev1.Pod, gpu sim.GPU) {
+	t.Helper()
+	deploy, err := filepath.Abs("../../deploy")
+	testtree.Check(t, err)
+	plugin := func(args ...string) (string, error) {
+		cmd := exec.Command(filepath.Join(binDir(), "kubectl"), append([]string{"nvidia-shim"}, args...)...)
+		cmd.Env = []string{"HOME=" + t.TempDir(), "KUBECONFIG=" + c.kubeconfig(), "PATH=" + deploy + ":" + binDir() + ":/usr/bin:/bin"}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := plugin("plan", "-n", pod.Namespace, pod.Name, "--container", "main"); err != nil || !strings.Contains(out, gpu.UUID) {
+		t.Errorf("kubectl nvidia-shim plan: %v: %s", err, out)
+	}
+	if out, err := plugin("status", pod.Name, "--bin-dir", c.binDir()); err != nil || !strings.Contains(out, pod.Namespace+"/"+pod.Name) {
+		t.Errorf("kubectl nvidia-shim status: %v: %s", err, out)
+	}
+	// It keeps its GPUs when it is paused.
+	if out, err := plugin("suspend", pod.Name); err == nil || !strings.Contains(out, "has no container to suspend") {
+		t.Errorf("kubectl nvidia-shim suspend: %v: %s", err, out)
+	}
+	for _, args := range [][]string{{"plan", "no-pod"}, {"plan"}, {"install", pod.Name}} {
+		if out, err := plugin(args...); err == nil {
+			t.Errorf("kubectl nvidia-shim %q: %s", args, out)
+		}
+	}
+}
+
 // The DaemonSet of the packaged chart and node image installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
@@ -355,6 +386,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	})
 
 	c.checkHealthEvents(t)
+	c.checkKubectlPlugin(t, gpu, given[0])
 
 	// NVIDIA's toolkit writes the file that it found when it ends.
 	testtree.Check(t, os.WriteFile(c.config(), config, 0o600))
