@@ -29,6 +29,11 @@ func (r *Report) nodes(o Options, expected []device.Expected) {
 		switch {
 		case e.Loaded:
 			n.Result = makeNode(o, e)
+			if n.good() && e.Managed && !o.DryRun {
+				if err := linkNumber(o.Host.DevRoot, e); err != nil {
+					r.Notes = append(r.Notes, err.Error())
+				}
+			}
 		case e.Driver == "nvidia-uvm" && o.DryRun && o.LoadModules:
 			continue // its major number is not known yet
 		default:
@@ -83,6 +88,23 @@ func makeNode(o Options, e device.Expected) Result {
 		}
 	}
 	return done
+}
+
+// linkNumber makes /dev/char/MAJOR:MINOR, which udev makes for the nodes that it knows. A runc that
+// finds no such link (1.1.5 in Debian 12) does not tell systemd about the device, and the next
+// daemon-reload takes it from a running container.
+func linkNumber(devRoot string, e device.Expected) error {
+	dir, err := openDir(devRoot, "/dev/char", true)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	name := fmt.Sprintf("%d:%d", e.Major, e.Minor)
+	err = unix.Symlinkat(".."+strings.TrimPrefix(e.Path, "/dev"), dir, name)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return &fs.PathError{Op: "link", Path: filepath.Join(devRoot, "dev/char", name), Err: err}
+	}
+	return nil
 }
 
 // differs says how a file differs from the expected node, "" if it does not. works is true if only

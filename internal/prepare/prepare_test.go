@@ -60,12 +60,12 @@ func (h host) run(o Options) *Report {
 	return r
 }
 
-// nodes describes everything below dev: "nvidia0 195:0 0666 0:0".
+// nodes describes everything below dev but char: "nvidia0 195:0 0666 0:0".
 func (h host) nodes() []string {
 	h.Helper()
 	list := []string{}
 	err := filepath.Walk(h.path("dev"), func(name string, st os.FileInfo, err error) error {
-		if err != nil || st.IsDir() {
+		if err != nil || st.IsDir() || filepath.Dir(name) == h.path("dev/char") {
 			return err
 		}
 		s, rel := st.Sys().(*syscall.Stat_t), strings.TrimPrefix(name, h.path("dev")+"/")
@@ -120,6 +120,37 @@ func TestMissingNodesAreMadeAndASecondRunTouchesNothing(t *testing.T) {
 	o.Replace = true
 	if r := h.run(o); !r.Ready || strings.Count(states(r), Present) != 8 || inode() != before {
 		t.Errorf("a second run:\n%s", states(r))
+	}
+}
+
+// runc 1.1.5 tells systemd only about devices with a link below /dev/char.
+func TestNodesHaveALinkByNumber(t *testing.T) {
+	h := newHost(t)
+	h.Write("proc/driver/nvidia/capabilities/mig/monitor", "DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+	dry := h.options()
+	dry.DryRun = true
+	h.run(dry)
+	if _, err := os.Lstat(h.path("dev/char")); err == nil {
+		t.Error("a dry run made a directory")
+	}
+	for range 2 { // the second time they exist
+		if r := h.run(h.options()); !r.Ready || len(r.Notes) > 0 {
+			t.Fatal(states(r))
+		}
+	}
+	for number, want := range map[string]string{"195:0": "../nvidia0", "510:1": "../nvidia-uvm-tools", "511:2": "../nvidia-caps/nvidia-cap2"} {
+		if got, err := os.Readlink(h.path("dev/char/" + number)); err != nil || got != want {
+			t.Errorf("%s is a link to %q, want %q: %v", number, got, want, err)
+		}
+	}
+}
+
+func TestNodesOfOtherSoftwareGetNoLink(t *testing.T) {
+	h := newHost(t)
+	h.Write("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+	h.run(h.options())
+	if _, err := os.Lstat(h.path("dev/char")); err == nil {
+		t.Error("prepare made links to nodes that are not its own")
 	}
 }
 
