@@ -152,7 +152,7 @@ prepare() {
 
 install_containerd() {
 	nvidia-shimctl install --target containerd --restart
-	want "$(containerd config dump)" nvidia.v2
+	want "$(containerd config dump)" runtimes.nvidia]
 	systemctl is-active containerd
 }
 

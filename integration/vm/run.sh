@@ -14,8 +14,8 @@ machine() {
 	extra=
 	case $1 in
 	debian-12) suite=bookworm arch=amd64 ;;
-	debian-13) suite=trixie arch=amd64 ;;
-	debian-13-arm64) suite=trixie arch=arm64 ;;
+	debian-13) suite=trixie arch=amd64 extra=docker-cli ;;
+	debian-13-arm64) suite=trixie arch=arm64 extra=docker-cli ;;
 	*) echo "run.sh: unknown machine $1" >&2 && exit 2 ;;
 	esac
 	case $arch in
