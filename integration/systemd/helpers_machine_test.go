@@ -60,8 +60,15 @@ type machine struct {
 // startMachine boots a machine with the simulated driver.
 func startMachine(t *testing.T) *machine {
 	t.Helper()
+	return startMachineWith(t, sim.Options{GPUs: gpuCount})
+}
+
+// startMachineWith is startMachine with another driver.
+func startMachineWith(t *testing.T, driver sim.Options) *machine {
+	t.Helper()
 	m := newMachine(t)
-	m.Devices = simhost.NewDevices(t, sim.New(t, sim.Options{Dir: m.dir + inDriver, GPUs: gpuCount}))
+	driver.Dir = m.dir + inDriver
+	m.Devices = simhost.NewDevices(t, sim.New(t, driver))
 	config, err := os.ReadFile(m.Driver.ConfigPath)
 	if err != nil {
 		t.Fatal(err)
