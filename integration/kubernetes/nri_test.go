@@ -41,15 +41,15 @@ func startNRIPlugin(t *testing.T) {
 }
 
 // What NVIDIA's plugin of NRI adds is taken over as CDI's devices are, also beside the same device
-// from the kubelet. For its own devices it checks the namespace, for a GPU it checks nothing.
+// from the kubelet.
 func TestGPUOperatorsPluginOfNRI(t *testing.T) {
 	c := shared
 	c.namespace(t, operatorNamespace)
 	nvidia(t, "nvidia.com/gpu", len(c.Driver.GPUs), "", "--device-list-strategy=cdi-cri")
 	startNRIPlugin(t)
-	all, one := c.Driver.GPUs, c.Driver.GPUs[1:2]
+	all := c.Driver.GPUs
 	const management = "management.nvidia.com/gpu=all"
-	device := "k8s.device-plugin.nvidia.com/gpu=" + one[0].UUID
+	device := "k8s.device-plugin.nvidia.com/gpu=" + all[1].UUID
 	for _, tc := range []struct {
 		name, namespace, handler, devices string
 		limit                             int64
@@ -59,7 +59,6 @@ func TestGPUOperatorsPluginOfNRI(t *testing.T) {
 		{"management-elsewhere", "default", handler, management, 0, nil},
 		{"management-as-annotation", "default", annotatedHandler, management, 0, nil},
 		{"twice", "default", handler, device, int64(len(all)), all},
-		{"by-annotation-only", "default", handler, device, 0, one},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			container := wait("main", greedyImage)
