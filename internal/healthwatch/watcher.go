@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -62,6 +63,22 @@ func (w Watcher) Run(ctx context.Context) {
 	}
 }
 
+// lock takes the lock of the one watcher, also if another program holds it.
+func (w Watcher) lock(st *state.State) (*os.File, error) {
+	lock, err := st.Lock(lockName, 0)
+	name := filepath.Join(st.Dir(), lockName)
+	if pid, _ := state.ReadHolder(name); pid == 0 && errors.Is(err, state.ErrBusy) {
+		time.Sleep(state.StrangerTimeout)
+		if pid, _ = state.ReadHolder(name); pid == 0 { // guard: health: a lock that another program holds
+			lock, err = os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return lock, state.WriteHolder(lock, time.Time{})
+}
+
 // watch watches until ctx ends or watching fails, and returns why.
 func (w Watcher) watch(ctx context.Context) error {
 	cfg, err := w.Config()
@@ -80,7 +97,7 @@ func (w Watcher) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lock, err := st.Lock(lockName, 0)
+	lock, err := w.lock(st)
 	if err != nil {
 		return err
 	}

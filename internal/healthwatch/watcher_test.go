@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
@@ -246,6 +248,28 @@ func TestIdleContainersAreWatched(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(d.State, health.Name)); err == nil {
 		t.Error("\"off\" wrote the file")
+	}
+}
+
+// flock(2) needs no write access: root in a container that sees the host's /run can hold the lock.
+func TestALockThatAnotherProgramHoldsStopsNoWatcher(t *testing.T) {
+	d := testtree.NewHost(t, 1)
+	name := filepath.Join(d.State, lockName)
+	check(t, os.MkdirAll(d.State, 0o700))
+	check(t, os.WriteFile(name, nil, 0o600))
+	f, err := os.Open(name)
+	check(t, err)
+	defer f.Close()
+	check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	observed := errors.New("observed")
+	w := Watcher{
+		Config: func() (*config.Config, error) { return config.Load(d.Config) },
+		Observe: func(context.Context, time.Duration, bool, func(probe.Observation) error) error {
+			return observed
+		},
+	}
+	if err := w.watch(t.Context()); !errors.Is(err, observed) {
+		t.Error(err)
 	}
 }
 

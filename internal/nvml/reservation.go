@@ -16,11 +16,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // reservation is the memory that this process moves, in a file of the state directory that it has
-// locked: the end of the process ends it. Each process writes its own file before it reads those of
-// others, so of two processes that want the same memory at least one sees the other.
+// locked: the end of the process ends it. The name says which process that is, because another
+// program may lock the file as well: flock(2) needs no write access. Each process writes its own file
+// before it reads those of others, so of two processes that want the same memory at least one sees
+// the other.
 type reservation struct {
 	dir  string
 	file *os.File
@@ -29,25 +32,49 @@ type reservation struct {
 // maxReservations limits the processes that move memory at once.
 const maxReservations = 256
 
-func reservationName(n int) string { return fmt.Sprintf("moving-%d.json", n) }
+func reservationName(id procfs.ID) string { return fmt.Sprintf("moving-%d-%d.json", id.PID, id.Start) }
 
-// openReservation takes a file of the state directory that no process has.
+func reservations(dir string) []string {
+	names, _ := filepath.Glob(filepath.Join(dir, "moving-*.json"))
+	return names
+}
+
+// isLiving reports whether the process of a reservation's name may still run.
+func isLiving(name string) bool {
+	var id procfs.ID
+	if _, err := fmt.Sscanf(filepath.Base(name), "moving-%d-%d.json", &id.PID, &id.Start); err != nil {
+		return false
+	}
+	now, err := procfs.Host.ID(id.PID)
+	return err != nil && !procfs.HasEnded(err) || err == nil && now == id
+}
+
+// openReservation makes the file of this process, and removes those of processes that have ended.
 func openReservation(stateDir string) (r reservation, err error) {
 	st, err := state.Open(stateDir, false)
 	if err != nil {
 		return r, err
 	}
-	for n := range maxReservations {
-		f, err := st.Lock(reservationName(n), 0)
-		if errors.Is(err, state.ErrBusy) {
-			continue
+	others := 0
+	for _, name := range reservations(st.Dir()) {
+		if isLiving(name) { // guard: probe: reservations of the ended removed
+			others++
+		} else if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return r, err
 		}
-		if err == nil {
-			err = f.Truncate(0)
-		}
-		return reservation{st.Dir(), f}, err
 	}
-	return r, fmt.Errorf("%d processes suspend or resume GPUs: try again", maxReservations)
+	if others >= maxReservations {
+		return r, fmt.Errorf("%d processes suspend or resume GPUs: try again", others)
+	}
+	self, err := procfs.Host.ID(os.Getpid())
+	if err != nil {
+		return r, err
+	}
+	f, err := os.OpenFile(filepath.Join(st.Dir(), reservationName(self)), os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		err = os.NewSyscallError("flock", unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	}
+	return reservation{st.Dir(), f}, err
 }
 
 // inheritedFile is the file that Confine has opened. It is never closed.
@@ -79,8 +106,7 @@ func (r reservation) take(needs map[string]uint64) (others map[string]uint64, er
 		return nil, err
 	}
 	others = map[string]uint64{}
-	names, _ := filepath.Glob(filepath.Join(r.dir, "moving-*.json"))
-	for _, name := range names {
+	for _, name := range reservations(r.dir) {
 		if info, err := os.Stat(name); err == nil && os.SameFile(info, own) {
 			continue
 		}

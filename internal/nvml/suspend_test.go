@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -212,29 +211,41 @@ func TestT79WhatOthersMoveIsReserved(t *testing.T) {
 	d := sim.New(t, sim.Options{GPUs: 1})
 	id, _ := startCounter(t, d)
 	check(t, os.Mkdir(d.StateDir, 0o700))
-	put := func(n int, key string) {
-		name := filepath.Join(d.StateDir, reservationName(n))
+	self, err := procfs.Host.ID(os.Getpid())
+	check(t, err)
+	put := func(id procfs.ID, key string) string {
+		name := filepath.Join(d.StateDir, reservationName(id))
 		check(t, os.WriteFile(name, fmt.Appendf(nil, `{%q:%d}`, key, uint64(1)<<60), 0o600))
+		return name
 	}
-	for n := range 3 { // two were left by processes that have ended, and this test has the last one
-		put(n, "")
+	// What processes left that have ended, also if another program has locked it: flock(2) needs no
+	// write access.
+	for n := range maxReservations {
+		f, err := os.Open(put(procfs.ID{PID: self.PID, Start: self.Start + uint64(n) + 1}, ""))
+		check(t, err)
+		defer f.Close()
+		check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	}
-	st, err := state.Open(d.StateDir, false)
-	check(t, err)
-	check(t, os.Truncate(filepath.Join(d.StateDir, reservationName(2)), 0))
-	lock, err := st.Lock(reservationName(2), 0)
-	check(t, err)
-	defer lock.Close()
 	if a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}}); a.MoveError != "" {
 		t.Errorf("a process that has ended counts: %s", a.MoveError)
 	}
+	if left := reservations(d.StateDir); len(left) > 2 {
+		t.Errorf("%d files are left of processes that have ended", len(left))
+	}
 	resume := probe.Questions{Resume: []procfs.ID{id}, Needs: probe.Memory{id.PID: {d.GPUs[0].UUID: 2 << 20}}}
-	put(2, d.GPUs[0].UUID)
+	// A process that has ended while this one reads, and one that lives.
+	parent, err := procfs.Host.ID(os.Getppid())
+	check(t, err)
+	put(parent, "")
+	lock, err := os.Open(put(self, d.GPUs[0].UUID))
+	check(t, err)
+	defer lock.Close()
+	check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	const beside = ", beside 1099511627776 MiB that other containers move now"
 	if a := answer(t, d, "confine", resume); !strings.HasSuffix(a.MoveError, beside) {
 		t.Errorf("memory of the GPU: %+v", a)
 	}
-	put(2, "")
+	put(self, "")
 	if a := answer(t, d, "confine", resume); a.MoveError != "" {
 		t.Fatalf("memory of the host: %s", a.MoveError)
 	}
