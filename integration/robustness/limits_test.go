@@ -1,6 +1,8 @@
 package robustness
 
 import (
+	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -86,8 +88,14 @@ func (h *host) withFault(t *testing.T, f limitFault, wait time.Duration) {
 	}
 	h.fault(t, "")
 	driver(f.deleting)
-	if f.kill { // `start` may just have started one that containerd does not know
-		kill(t, unix.SIGKILL, h.ShimPIDs(o.ID)...)
+	if f.kill {
+		// `start` may just have started one that containerd does not know. A `delete` that is killed
+		// leaves the container until containerd is restarted.
+		for _, pid := range h.ShimPIDs(o.ID) {
+			if argv, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); !bytes.HasSuffix(argv, []byte("\x00delete\x00")) {
+				kill(t, unix.SIGKILL, pid)
+			}
+		}
 	}
 	h.remove(t, o.ID)
 	driver(nil)
