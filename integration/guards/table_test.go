@@ -293,7 +293,7 @@ var table = [][]string{
 	{"probe: memory reserved", "TestT79WhatOthersMoveIsReserved"},
 	{"probe: reserved by the living", "TestT79WhatOthersMoveIsReserved",
 		"unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)", "unix.EWOULDBLOCK"},
-	{"probe: reservations of the ended removed", "TestT79WhatOthersMoveIsReserved", "isLiving(name)", "true"},
+	{"probe: reservations of the ended removed", "TestT79WhatOthersMoveIsReserved"},
 	{"probe: empty environment", "TestQuestionsAndAnswers", `[]string{}, "/"`, `cmd.Environ(), "/"`},
 	{"probe: size of the answer", "TestAProgramThatDoesNotAnswerIsTheErrorOfEveryQuestion", "maxOutput", "1<<40"},
 	{"probe: size of the messages", "TestTheFirstOutputIsKept", "[:min(len(p), f.Max-len(f.Text))]"},

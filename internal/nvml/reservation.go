@@ -20,8 +20,8 @@ import (
 )
 
 // reservation is the memory that this process moves, in a file of the state directory that it has
-// locked: the end of the process ends it. The name says which process that is, because another
-// program may lock the file as well: flock(2) needs no write access. Each process writes its own file
+// locked: the end of the process ends it. The file says which process that is, because another
+// program may lock it as well: flock(2) needs no write access. Each process writes its own file
 // before it reads those of others, so of two processes that want the same memory at least one sees
 // the other.
 type reservation struct {
@@ -29,52 +29,94 @@ type reservation struct {
 	file *os.File
 }
 
+// reserved is the content of such a file.
+type reserved struct {
+	Process procfs.ID
+	// Needs is memory, in bytes by what it is of: a GPU's UUID, a directory of cgroups, or "" for the
+	// host.
+	Needs map[string]uint64
+}
+
 // maxReservations limits the processes that move memory at once.
 const maxReservations = 256
 
-func reservationName(id procfs.ID) string { return fmt.Sprintf("moving-%d-%d.json", id.PID, id.Start) }
+func reservationName(n int) string { return fmt.Sprintf("moving-%d.json", n) }
+
+// openReservation takes a file of the state directory that no process has.
+func openReservation(stateDir string) (r reservation, err error) {
+	st, err := state.Open(stateDir, false)
+	if err != nil {
+		return r, err
+	}
+	if err := removeEnded(st); err != nil {
+		return r, err
+	}
+	for n := range maxReservations {
+		f, err := st.Lock(reservationName(n), 0)
+		if errors.Is(err, state.ErrBusy) {
+			continue
+		}
+		if err != nil {
+			return r, err
+		}
+		r = reservation{st.Dir(), f}
+		return r, r.write(nil)
+	}
+	return r, fmt.Errorf("%d processes suspend or resume GPUs: try again", maxReservations)
+}
+
+// removeEnded removes files that are locked although their process has ended.
+func removeEnded(st *state.State) error {
+	for _, name := range reservations(st.Dir()) {
+		f, err := st.Lock(filepath.Base(name), 0)
+		if err == nil {
+			f.Close()
+		} else if errors.Is(err, state.ErrBusy) && !isLiving(name) { // guard: probe: reservations of the ended removed
+			if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
 
 func reservations(dir string) []string {
 	names, _ := filepath.Glob(filepath.Join(dir, "moving-*.json"))
 	return names
 }
 
-// isLiving reports whether the process of a reservation's name may still run.
+// isLiving reports whether the process that a file names may still run. One that has just taken the
+// file may not have written yet who it is.
 func isLiving(name string) bool {
-	var id procfs.ID
-	if _, err := fmt.Sscanf(filepath.Base(name), "moving-%d-%d.json", &id.PID, &id.Start); err != nil {
-		return false
+	for range 20 {
+		var r reserved
+		data, err := os.ReadFile(name)
+		if err == nil && json.Unmarshal(data, &r) == nil {
+			now, err := procfs.Host.ID(r.Process.PID)
+			return err != nil && !procfs.HasEnded(err) || err == nil && now == r.Process
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	now, err := procfs.Host.ID(id.PID)
-	return err != nil && !procfs.HasEnded(err) || err == nil && now == id
+	return false
 }
 
-// openReservation makes the file of this process, and removes those of processes that have ended.
-func openReservation(stateDir string) (r reservation, err error) {
-	st, err := state.Open(stateDir, false)
-	if err != nil {
-		return r, err
-	}
-	others := 0
-	for _, name := range reservations(st.Dir()) {
-		if isLiving(name) { // guard: probe: reservations of the ended removed
-			others++
-		} else if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return r, err
-		}
-	}
-	if others >= maxReservations {
-		return r, fmt.Errorf("%d processes suspend or resume GPUs: try again", others)
-	}
+// write replaces the content of the file.
+func (r reservation) write(needs map[string]uint64) error {
 	self, err := procfs.Host.ID(os.Getpid())
 	if err != nil {
-		return r, err
+		return err
 	}
-	f, err := os.OpenFile(filepath.Join(st.Dir(), reservationName(self)), os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	data, err := json.Marshal(reserved{self, needs})
+	if err == nil && len(data) > maxReservation {
+		err = errors.New("the processes are in too many cgroups")
+	}
 	if err == nil {
-		err = os.NewSyscallError("flock", unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+		err = r.file.Truncate(0)
 	}
-	return reservation{st.Dir(), f}, err
+	if err == nil {
+		_, err = r.file.WriteAt(data, 0)
+	}
+	return err
 }
 
 // inheritedFile is the file that Confine has opened. It is never closed.
@@ -88,17 +130,9 @@ func inheritedReservation(host config.Host) reservation {
 // maxReservation limits the size of a file, in bytes.
 const maxReservation = 1 << 20
 
-// take reserves memory, in bytes by what it is of: a GPU's UUID, a directory of cgroups, or "" for
-// the host. It returns what other processes have reserved.
+// take reserves memory, as reserved.Needs has it. It returns what other processes have reserved.
 func (r reservation) take(needs map[string]uint64) (others map[string]uint64, err error) {
-	data, err := json.Marshal(needs)
-	if err == nil && len(data) > maxReservation {
-		err = errors.New("the processes are in too many cgroups")
-	}
-	if err == nil {
-		_, err = r.file.WriteAt(data, 0)
-	}
-	if err != nil {
+	if err := r.write(needs); err != nil {
 		return nil, fmt.Errorf("reserve memory: %w", err)
 	}
 	own, err := r.file.Stat()
@@ -144,8 +178,9 @@ func readReservation(name string) (needs map[string]uint64, err error) {
 		if err != nil || len(data) == 0 {
 			return nil, err
 		}
-		if json.Unmarshal(data, &needs) == nil {
-			return needs, nil
+		var r reserved
+		if json.Unmarshal(data, &r) == nil {
+			return r.Needs, nil
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -153,7 +188,7 @@ func readReservation(name string) (needs map[string]uint64, err error) {
 }
 
 // release ends the reservation before the process ends.
-func (r reservation) release() { _ = r.file.Truncate(0) }
+func (r reservation) release() { _ = r.write(nil) }
 
 // promised says how much memory others have reserved, if any.
 func promised(bytes uint64) string {

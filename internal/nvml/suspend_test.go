@@ -213,39 +213,42 @@ func TestT79WhatOthersMoveIsReserved(t *testing.T) {
 	check(t, os.Mkdir(d.StateDir, 0o700))
 	self, err := procfs.Host.ID(os.Getpid())
 	check(t, err)
-	put := func(id procfs.ID, key string) string {
-		name := filepath.Join(d.StateDir, reservationName(id))
-		check(t, os.WriteFile(name, fmt.Appendf(nil, `{%q:%d}`, key, uint64(1)<<60), 0o600))
+	put := func(n int, process procfs.ID, key string) string {
+		name := filepath.Join(d.StateDir, reservationName(n))
+		data, err := json.Marshal(reserved{process, map[string]uint64{key: 1 << 60}})
+		check(t, err)
+		check(t, os.WriteFile(name, data, 0o600))
 		return name
 	}
-	// What processes left that have ended, also if another program has locked it: flock(2) needs no
-	// write access.
-	for n := range maxReservations {
-		f, err := os.Open(put(procfs.ID{PID: self.PID, Start: self.Start + uint64(n) + 1}, ""))
+	lock := func(name string) {
+		f, err := os.Open(name)
 		check(t, err)
-		defer f.Close()
-		check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+		t.Cleanup(func() { f.Close() })
+		check(t, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	}
+	// What a process left that has ended, also if another program has locked it.
+	ended := procfs.ID{PID: self.PID, Start: self.Start + 1}
+	put(2, ended, "")
+	for range 3 {
+		lock(put(0, ended, ""))
+		lock(put(1, ended, ""))
+		if a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}}); a.MoveError != "" {
+			t.Errorf("a process that has ended counts: %s", a.MoveError)
+		}
+		if a := answer(t, d, "confine", probe.Questions{Resume: []procfs.ID{id}}); a.MoveError != "" {
+			t.Errorf("a process that has ended counts: %s", a.MoveError)
+		}
 	}
 	if a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}}); a.MoveError != "" {
-		t.Errorf("a process that has ended counts: %s", a.MoveError)
-	}
-	if left := reservations(d.StateDir); len(left) > 2 {
-		t.Errorf("%d files are left of processes that have ended", len(left))
+		t.Error(a.MoveError)
 	}
 	resume := probe.Questions{Resume: []procfs.ID{id}, Needs: probe.Memory{id.PID: {d.GPUs[0].UUID: 2 << 20}}}
-	// A process that has ended while this one reads, and one that lives.
-	parent, err := procfs.Host.ID(os.Getppid())
-	check(t, err)
-	put(parent, "")
-	lock, err := os.Open(put(self, d.GPUs[0].UUID))
-	check(t, err)
-	defer lock.Close()
-	check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	lock(put(2, self, d.GPUs[0].UUID))
 	const beside = ", beside 1099511627776 MiB that other containers move now"
 	if a := answer(t, d, "confine", resume); !strings.HasSuffix(a.MoveError, beside) {
 		t.Errorf("memory of the GPU: %+v", a)
 	}
-	put(self, "")
+	put(2, self, "")
 	if a := answer(t, d, "confine", resume); a.MoveError != "" {
 		t.Fatalf("memory of the host: %s", a.MoveError)
 	}
