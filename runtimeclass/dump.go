@@ -27,13 +27,17 @@ import (
 // planned: the changes were not made, or were taken back.
 var ErrNothingChanged = errors.New("nothing is changed")
 
+// answerTimeout is how long a daemon's program has to answer: a host that is busy is slow. A variable
+// for the tests.
+var answerTimeout = time.Minute
+
 // DaemonVersion asks a program of a daemon of this host for its version, as Command does. The version
 // is unknown if the program is "".
 func DaemonVersion(ctx context.Context, program string) (semver.Version, error) {
 	if program == "" {
 		return semver.Version{}, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	cmd, err := Command(ctx, program, "--version")
 	if err != nil {
@@ -78,6 +82,9 @@ func (p Plan) dumpFile() string {
 // differs in more than this shim's runtimes.
 func (p Plan) applyCompared(file string) error {
 	before, err := p.Host.dump(file)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %s has not printed its configuration within %s: try again", ErrNothingChanged, p.Host.Program, answerTimeout)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %s cannot read %s (%w): correct the file, or name the daemon's program with --containerd", ErrNothingChanged, p.Host.Program, file, err)
 	}
@@ -116,7 +123,7 @@ type dumped struct {
 // dump asks containerd for its whole configuration. containerd 1.7 cannot dump a missing file, but
 // starts without one.
 func (h Host) dump(file string) (none dumped, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	args := []string{"--config", file, "config", "dump"}
 	if !h.Exists(file) {
@@ -127,6 +134,9 @@ func (h Host) dump(file string) (none dumped, err error) {
 		return none, err
 	}
 	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return none, ctx.Err()
+	}
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testtree"
 )
@@ -77,6 +78,24 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 				t.Errorf("changed: %v", now)
 			}
 		})
+	}
+}
+
+// A busy host is not a broken file.
+func TestADumpThatTakesTooLong(t *testing.T) {
+	defer func(d time.Duration) { answerTimeout = d }(answerTimeout)
+	answerTimeout = 50 * time.Millisecond
+	root := tree(t, map[string]string{testConfig: "version = 2\n"})
+	files := testtree.Contents(t, root)
+	o := containerdOptions(Registration{})
+	o.ConfigFile = filepath.Join(root, testConfig)
+	p, err := register(Host{Daemon: v242, Program: dumper(t, "exec sleep 60", "exec sleep 60")}, o)
+	check(t, err)
+	if err := p.Apply(); err == nil || !strings.Contains(err.Error(), "containerd has not printed its configuration within 50ms: try again") {
+		t.Error(err)
+	}
+	if now := testtree.Contents(t, root); !reflect.DeepEqual(now, files) {
+		t.Errorf("changed: %v", now)
 	}
 }
 
