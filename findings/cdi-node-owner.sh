@@ -2,7 +2,7 @@
 # tags.cncf.io/container-device-interface v1.1.2: a device node without uid and gid in a CDI file, as
 # NVIDIA's tools write it, does not keep the group of the host's node. A container that runs as a
 # user gets the node with that user as its owner and that user's primary group, so a device that the
-# host gives to a group (render, video) then belongs to whoever the image names, and additional
+# host gives to a group (render, video) then belongs to the user that the image names, and additional
 # groups of the container that would open it on the host do not.
 #
 # Expected before the first run: owner and group of the host's node, as type, major and minor, which

@@ -40,7 +40,7 @@ type Service struct {
 	// pausing is held while a container is suspended or resumed.
 	pausing sync.Mutex
 	// limiting is held while limits of GPU memory are changed or taken back, or a container with limits
-	// is started. Whoever has it does not wait for pausing.
+	// is started. Its holder does not wait for pausing.
 	limiting sync.Mutex
 }
 

@@ -32,7 +32,7 @@ func TestAShimThatIsNeverUsedEnds(t *testing.T) {
 	}
 }
 
-// So does one whose log nobody reads.
+// So does one whose log is not read.
 func TestAShimThatIsNeverStartedEnds(t *testing.T) {
 	for _, started := range []bool{false, true} {
 		socket := filepath.Join(t.TempDir(), "socket")

@@ -186,6 +186,29 @@ func (c *Config) validate() (string, error) {
 	if h.StateDir == "/" {
 		return "host.state-dir", fmt.Errorf("%q cannot hold the state of the shim", h.StateDir)
 	}
+	if key, err := c.validateWords(); err != nil {
+		return key, err
+	}
+	for key, value := range map[string]string{memlimit.KeyDefault: c.Container.MemoryLimit, memlimit.KeyMax: c.Policy.MaxMemoryLimit} {
+		if _, err := memlimit.Parse(value, 0); value != "" && err != nil {
+			return key, err
+		}
+	}
+	if text := c.Policy.SuspendIdleAfter; text != "" {
+		if _, err := ParseIdle(text); err != nil {
+			return "policy.suspend-idle-after", err
+		}
+	}
+	for _, name := range c.Policy.SwarmResources {
+		if kind, ok := strings.CutPrefix(name, SwarmPrefix); !ok || kind == "" {
+			return "policy.swarm-resources", fmt.Errorf("%q is not the name of a variable %s<KIND>", name, SwarmPrefix)
+		}
+	}
+	return "", nil
+}
+
+// validateWords returns the key of a value that is not one of a few words, with the error.
+func (c *Config) validateWords() (string, error) {
 	for _, l := range []struct {
 		key           string
 		values, known []string
@@ -207,21 +230,6 @@ func (c *Config) validate() (string, error) {
 			if !slices.Contains(l.known, value) { // guard: configuration: no unknown value
 				return l.key, fmt.Errorf("%q is not one of %s", value, strings.Join(l.known, ", "))
 			}
-		}
-	}
-	for key, value := range map[string]string{memlimit.KeyDefault: c.Container.MemoryLimit, memlimit.KeyMax: c.Policy.MaxMemoryLimit} {
-		if _, err := memlimit.Parse(value, 0); value != "" && err != nil {
-			return key, err
-		}
-	}
-	if text := c.Policy.SuspendIdleAfter; text != "" {
-		if _, err := ParseIdle(text); err != nil {
-			return "policy.suspend-idle-after", err
-		}
-	}
-	for _, name := range c.Policy.SwarmResources {
-		if kind, ok := strings.CutPrefix(name, SwarmPrefix); !ok || kind == "" {
-			return "policy.swarm-resources", fmt.Errorf("%q is not the name of a variable %s<KIND>", name, SwarmPrefix)
 		}
 	}
 	return "", nil

@@ -72,10 +72,15 @@ func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	}
 	g.Set.MIG = h.Annotate(g.Set.MIG, a.kept.Facts)
 	g.GPUs = h.Visible(g.Set)
+	g.audit()
+	return g, g.checkRequirements(c, h, a.kept.Facts, a.factsErr)
+}
+
+// audit says what policy would have refused if it were enforced.
+func (g *Grant) audit() {
 	if g.May.All && !g.enforced.All && (g.enforced.Nothing() || !g.enforced.AllowsAll(g.Set)) {
 		g.Audit = append(g.Audit, g.enforced.Reason)
 	}
-	return g, g.checkRequirements(c, h, a.kept.Facts, a.factsErr)
 }
 
 // StartsWithoutDriver reports whether a container starts without a GPU on a host without a driver:

@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
-// findableByLoader decides how the image's dynamic loader finds the driver, whose view is at viewDir: by files written in the
-// image. If the image is not writable, a generated cache is mounted over its own. ldconfig cannot
+// findableByLoader decides how the image's dynamic loader finds the driver, whose view is at viewDir:
+// by files written in the image. If the image is not writable, a generated cache is mounted over its own. ldconfig cannot
 // run in such an image, so it does no harm that the mounted file cannot be replaced.
 func findableByLoader(c Container, root RootFS, img image.Image, viewDir string, files driver.Files) (ch Changes) {
 	entries, dirs := loaderEntries(viewDir, files)

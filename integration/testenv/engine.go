@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Engine is a container engine of somebody else on the same host: a containerd with the stock shim,
+// Engine is a container engine of another user of the same host: a containerd with the stock shim,
 // whose names and directories are none of a test's environment.
 type Engine struct {
 	*Env

@@ -43,7 +43,7 @@ func TestOwned(t *testing.T) {
 	}
 }
 
-// A mount over the system counts whoever made it.
+// A mount over the system counts, no matter who made it.
 func TestMountsOverTheSystemAreSeen(t *testing.T) {
 	for point, want := range map[string]bool{
 		"/": true, "/etc/passwd": true, "/proc/driver": true, "/usr/lib": true, temp + "/view": true,

@@ -121,7 +121,7 @@ func readAccess(cfg config.Host, dir string) (c Capability, gone bool, err error
 }
 
 // withholdSharedRights makes MIG devices faulty that have the node of a right in common with another
-// right: whoever has the one would have the other.
+// right: a container with the one would have the other.
 func (inv *Inventory) withholdSharedRights() {
 	owner := map[uint32]string{1: "mig/config", 2: "mig/monitor"} // as nvidia-caps/mig-minors has them
 	shared := map[uint32]bool{}
