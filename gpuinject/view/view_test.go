@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -326,10 +325,11 @@ func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	spec := manyFiles(source)
 	root := Path(f.state.Dir(), spec)
 	before, killed := len(mountLines(t, f.state.Dir())), 0
-	for range 40 {
+	// From before it begins to after it has ended, and again if none was killed in time.
+	for i := 0; i < 40 || killed == 0 && i < 400; i++ {
 		cmd := f.process(source)
 		check(t, cmd.Start())
-		time.Sleep(rand.N(60 * time.Millisecond))
+		time.Sleep(time.Duration(i%40) * 1500 * time.Microsecond)
 		check(t, cmd.Process.Kill())
 		_ = cmd.Wait()
 		if mounted(root) {
